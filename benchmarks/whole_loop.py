@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import Passed, note
-from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import held_out, saved_steps
+from grpo.run.run_files import RunFiles, held_out, saved_steps
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.json_files import read_rows
 from grpo.stack.problem import UserError

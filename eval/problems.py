@@ -11,7 +11,7 @@ from typing import Any, Literal
 from grpo.rollout.harmony import renderer
 from grpo.rollout.problem_files import is_chat
 from grpo.rollout.response_text import make_record_fields
-from grpo.run.problem_ids import name_problem
+from grpo.run.records import name_problem
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import explain

@@ -7,9 +7,8 @@ from huggingface_hub import ModelCardData
 
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.run.eval_metric import get_name, get_value
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import STEP_DIRECTORY, RunFiles, parse_step
 from grpo.run.run_state import Run
-from grpo.run.saved_steps import STEP_DIRECTORY, parse_step
 from grpo.stack import hub
 from grpo.stack.problem import UserError
 

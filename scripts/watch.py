@@ -26,7 +26,7 @@ from rich.text import Text
 from grpo.diagnosis.diagnose import alarms, describe_no_alarm, diagnose
 from grpo.diagnosis.thresholds import CRITICAL
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS
-from grpo.run.eval_metric import get_name, get_value
+from grpo.run.eval_metric import EXACT_MATCH, get_name, get_value
 from grpo.run.progress import Progress, describe_continuation
 from grpo.run.run_files import read_samples
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
@@ -50,7 +50,7 @@ def draw(run: Run) -> Group:
     series = read_series(run.metrics)
     parts: list[RenderableType] = [_header(run), *_notes(run), *_findings(run)]
     for tier in (1, 2, 3, 4):
-        names = [m.name for m in SCHEMA if m.tier == tier and m.source != "eval" and m.name in series]
+        names = [m.name for m in SCHEMA if m.tier == tier and m.name != EXACT_MATCH and m.name in series]
         names = [name for name in names if name in SHOWN.get(tier, names)]
         cells = [_cell(name, series[name]) for name in names]
         if tier == 1 and run.graded:
@@ -72,7 +72,7 @@ def _title(title: str) -> Text:
 
 def _header(run: Run) -> Table:
     table = Table.grid(padding=(0, 2))
-    pace, left = run.seconds_a_step(), run.seconds_left(time.time())
+    pace, left = run.seconds_a_step(), run.seconds_left()
     times = [f"{format_seconds(pace)} per step"] if pace is not None else []
     times += [f"{format_seconds(left)} left"] if left is not None else []
     bar = ProgressBar(total=run.planned, completed=run.step, width=30) if run.planned else ""

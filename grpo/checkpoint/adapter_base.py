@@ -11,28 +11,21 @@ from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import CONFIG, HALVES, WEIGHTS, Adapter
 from grpo.lora import expert_form
 from grpo.model import model_files
-from grpo.model.architecture import ATTENTION_PROJECTIONS, EXPERTS_TARGET, Architecture
+from grpo.model.architecture import ATTENTION_PROJECTIONS, EXPERTS_TARGET, TARGETS, Architecture
 from grpo.model.model_files import CheckpointError, FileFault, Model, Tensor
 
 _BASE_BYTES = 4096  # bytes of each tensor that identify a base model
-# PEFT's LoRA options that add more than scale * B A to a frozen weight, with the values that switch them off.
+_PLAINLY = "serve the adapter with PEFT, or train one without this setting"
+_OF_ANOTHER = "use the model that the adapter was trained on (see base_model_name_or_path)"
+# PEFT's options that change more than scale * B A, with the values that switch them off. Most others add tensors.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "use_qalora": (False, None),
     "use_bdlora": (False, None),
-    "kasa_config": (None,),
-    "velora_config": (None,),
-    "monteclora_config": (None,),
     "bias": ("none", None),
-    "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
-    "layers_to_transform": (None, []),
-    "exclude_modules": (None, []),
     "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
     "alora_invocation_tokens": (None, []),
-    "arrow_config": (None,),
     # Others (pissa, olora, corda, loftq) change the base model before training.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
@@ -69,43 +62,47 @@ def compute_fingerprint(folder: str) -> str | None:
 
 def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
     """Return the reasons why an adapter cannot be used with a base model; [] if it can."""
-    base, faults = Architecture.from_config(model.config), list(adapter.faults)
+    base, faults = Architecture.from_config(model.config), list[FileFault]()
     if None not in (adapter.base, known := fingerprint(model)) and adapter.base != known:
-        named = adapter.config.get("base_model_name_or_path")
         what = f"belongs to a base model other than {model.folder}: the weights differ, even if the shapes agree"
-        faults.append(FileFault(WEIGHTS, what, f"use the model that the adapter was trained on ({named})"))
+        faults.append(FileFault(WEIGHTS, what, _OF_ANOTHER))
     for key, plain in _PLAIN.items():
         if adapter.config.get(key) not in plain:
             what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
-            faults.append(FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting"))
-    faults += _find_pattern_faults(adapter)
+            faults.append(FileFault(CONFIG, what, _PLAINLY))
+    return [*faults, *_find_pattern_faults(adapter), *_find_tensor_faults(adapter, base)]
+
+
+def _find_tensor_faults(adapter: Adapter, base: Architecture) -> Iterator[FileFault]:
+    """Yield what differs from the tensors that an adapter of this base has."""
     by_module, shapes = adapter_files.pairs(adapter), _find_shapes(adapter, base)
-    foreign = [adapter_files.tensor_name(m, h) for m, halves in by_module.items() if m not in shapes for h in halves]
-    absent = [
-        adapter_files.tensor_name(m, "A")
-        for m in adapter_files.list_wanted_modules(adapter, base.layers)
-        if m not in by_module
-    ]
-    wrong = [
-        adapter_files.tensor_name(module, half)
-        for module in by_module.keys() & shapes
-        for half, tensor in by_module[module].items()
-        if tensor.shape != shapes[module][half]
-    ]
-    explained = {name for fault in adapter.faults for name in fault.tensors}
     if any(_is_exchanged(by_module[module], shapes[module]) for module in by_module.keys() & shapes):
         what = "is in the form of PEFT with transformers 4, which exchanges A and B of experts"
-        return [*faults, FileFault(WEIGHTS, what, "train it with transformers 5, or exchange them expert by expert")]
-    for names, what in (
-        (foreign, "tensors of modules that are neither attention projections nor experts of the base"),
-        (wrong, "tensors whose shapes differ from the base's projections"),
-        (absent, "missing projections that the adapter targets"),
+        yield FileFault(WEIGHTS, what, "train it with transformers 5, or exchange them expert by expert")
+        return
+    known = {
+        adapter_files.tensor_name(module, half): shape for module in shapes for half, shape in shapes[module].items()
+    }
+    wanted = {*adapter.projections, *_name_targets(adapter)}
+    modules = adapter_files.list_modules(base.layers, [name for name in TARGETS if name in wanted])
+    names = {adapter_files.tensor_name(module, half) for module in modules for half in HALVES}
+    for found, what in (
+        (adapter.tensors.keys() - known, "tensors that are no pair's of attention projections or experts of the base"),
+        (
+            {name for name, shape in adapter.shapes.items() if known.get(name, shape) != shape},
+            f"tensors whose shapes differ from the base's projections with the rank {adapter.rank}",
+        ),
+        (names - adapter.tensors.keys(), "missing projections that the adapter targets"),
     ):
-        fault = adapter_files.make_fault(sorted(set(names) - explained), what)
-        if fault:
-            remedy = "use the model that the adapter was trained on (see base_model_name_or_path)"
-            faults.append(FileFault(fault.file, fault.what, remedy, fault.tensors))
-    return faults
+        if found:
+            yield FileFault(WEIGHTS, f"has {len(found)} {what}: {min(found)}", _OF_ANOTHER)
+
+
+def _name_targets(adapter: Adapter) -> list[str]:
+    """Return what the config says that an adapter covers, by the last parts of the names; a pattern says nothing."""
+    targets = adapter.config.get("target_modules")
+    names = [str(name).rpartition(".")[2] for name in targets] if isinstance(targets, list) else []
+    return names + [EXPERTS_TARGET] * bool(adapter.config.get("target_parameters"))
 
 
 def _find_shapes(adapter: Adapter, base: Architecture) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -133,26 +130,16 @@ def _is_exchanged(halves: dict[str, Tensor], shapes: dict[str, tuple[int, ...]])
 
 def _find_pattern_faults(adapter: Adapter) -> Iterator[FileFault]:
     """Yield what an adapter's config says of parameters other than experts', or of experts but not of all its parts."""
-    for key, kind in (("rank_pattern", dict), ("alpha_pattern", dict), ("target_parameters", list)):
-        value = adapter.config.get(key)
-        if value and not (isinstance(value, kind) and _is_of_experts(value)):
+    known = {f"{prefix}{parameter}" for prefix in ("", "mlp.") for parameter in expert_form.PARAMETERS}
+    for key in ("rank_pattern", "alpha_pattern", "target_parameters"):
+        if not known.issuperset(value := adapter.config.get(key) or ()):
             what = f"has {key} {value}, but only experts may differ from the attention"
-            yield FileFault(CONFIG, what, "serve the adapter with PEFT, or train one without this setting")
+            yield FileFault(CONFIG, what, _PLAINLY)
             return
-    scales = {parameter: adapter.find_expert_scale(parameter) for parameter in expert_form.PARAMETERS}
-    for parameter, scale in scales.items() if EXPERTS_TARGET in adapter.projections else ():
-        if not math.isclose(scale, adapter.scale):
+    for parameter in expert_form.PARAMETERS if EXPERTS_TARGET in adapter.projections else ():
+        if not math.isclose(scale := adapter.find_expert_scale(parameter), adapter.scale):
             what = f"scales {parameter} by {scale:g} and the attention by {adapter.scale:g}, which vLLM would not"
             remedy = (
                 f"in a copy, multiply their lora_B by {scale:g} / {adapter.scale:g}, and set their alpha_pattern so"
             )
             yield FileFault(CONFIG, what, f"{remedy} that both scales are equal")
-
-
-def _is_of_experts(names: Any) -> bool:
-    """Return whether all names are of the parameters of experts, and what they map to, if anything, is above 0."""
-    known = {f"{prefix}{parameter}" for prefix in ("", "mlp.") for parameter in expert_form.PARAMETERS}
-    numbers = names.values() if isinstance(names, dict) else ()
-    return all(type(name) is str and name in known for name in names) and all(
-        type(number) in (int, float) and number > 0 for number in numbers
-    )

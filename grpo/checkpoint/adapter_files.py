@@ -1,45 +1,30 @@
-"""Reads the files of a LoRA adapter in PEFT's format and checks them against a base model. Works without torch."""
+"""Reads the files of a LoRA adapter in PEFT's format. Works without torch."""
 
 import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.checkpoint import digests
 from grpo.lora import expert_form
 from grpo.model.architecture import EXPERT_PROJECTIONS, EXPERTS_TARGET, TARGETS, Architecture
-from grpo.model.model_files import (
-    CheckpointError,
-    FileFault,
-    HeaderError,
-    Tensor,
-    read_header,
-    read_json,
-)
+from grpo.model.model_files import CheckpointError, HeaderError, Tensor, read_header, read_json
 
 if TYPE_CHECKING:
     import torch
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_PICKLE = "adapter_model.bin"
-# Run in the adapter's folder.
-_CONVERT = (
-    'python -c "import torch; from safetensors.torch import save_file; '
-    f"save_file(torch.load('{_PICKLE}', weights_only=True), '{WEIGHTS}')\""
-)
 HALVES = ("A", "B")
 BASE_KEY = "base_sha256"  # in the weights file's metadata
 _LARGEST = 10**6  # r and lora_alpha
 _AGAIN = "copy the adapter again, or use the one of another step"
 # PEFT leaves out "default", the adapter's name in a model; a state dict that is saved as it is has it.
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
-_MODULE = re.compile(
-    r"model\.layers\.(?P<layer>\d{1,3})\.(self_attn\.(?P<projection>\w+)|mlp\.(?P<experts>experts)(\.base_layer)?)"
-)
+_MODULE = re.compile(r"model\.layers\.\d+\.(self_attn\.(?P<projection>\w+)|mlp\.(?P<experts>experts)(\.base_layer)?)")
 
 
 @dataclass(frozen=True)
@@ -50,8 +35,8 @@ class Adapter:
         rank, alpha: r and lora_alpha of its config.
         tensors: every tensor of its weights file, by PEFT's name.
         stored: the name in the file by PEFT's name.
-        faults: faults of the weights that do not depend on the base model.
-        base: :func:`fingerprint` of the model that it was trained on; None if the file does not contain it.
+        base: :func:`grpo.checkpoint.adapter_base.fingerprint` of the model that it was trained on; None if the file
+            does not contain it.
     """
 
     folder: Path
@@ -59,9 +44,8 @@ class Adapter:
     rank: int
     alpha: float
     tensors: dict[str, Tensor]
-    stored: dict[str, str] = field(default_factory=dict)
-    faults: tuple[FileFault, ...] = ()
-    base: str | None = None
+    stored: dict[str, str]
+    base: str | None
 
     @property
     def scale(self) -> float:
@@ -91,23 +75,10 @@ class Adapter:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     @property
-    def targets(self) -> list[str]:
-        """Return the targets, by the last parts of their names; a pattern comes as a single item."""
-        targets, of_experts = self.config.get("target_modules"), [EXPERTS_TARGET] * bool(self._target_parameters)
-        if isinstance(targets, str):
-            return [targets, *of_experts]
-        names = sorted({str(name).rpartition(".")[2] for name in targets}) if isinstance(targets, list) else []
-        return names + of_experts
-
-    @property
-    def _target_parameters(self) -> list[str]:
-        return self.config.get("target_parameters") or []
-
-    @property
     def projections(self) -> list[str]:
         """Return those of the TARGETS that have weights."""
-        matches = (_MODULE.fullmatch(module) for module in pairs(self))
-        found = {match["projection"] or match["experts"] for match in matches if match}
+        matches = filter(None, map(_MODULE.fullmatch, pairs(self)))
+        found = {match["projection"] or match["experts"] for match in matches}
         return [name for name in TARGETS if name in found]
 
 
@@ -117,7 +88,7 @@ def read(folder: Path) -> Adapter:
     An adapter without SHA256SUMS is read unverified, see :func:`grpo.checkpoint.digests.describe_unverified`.
 
     Raises:
-        CheckpointError: if a file differs from what was saved, or the config is missing or not a LoRA adapter's.
+        CheckpointError: if a file differs from what was saved, is incomplete, or is not a LoRA adapter's.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist", "name an adapter, such as RUN/final")
@@ -128,12 +99,8 @@ def read(folder: Path) -> Adapter:
         remedy = f"name one of its checkpoints, such as {folder}/checkpoints/step_N/adapter"
         raise CheckpointError(f"{folder} is a run's folder without a final adapter", remedy)
     if damage := digests.damage(folder):  # damaged files are not parsed
-        what = "; ".join(f"{fault.file} {fault.what}" for fault in damage)
-        raise CheckpointError(f"{folder}: {what}", damage[0].remedy)
+        raise CheckpointError(f"{folder}: {digests.describe(damage)}", _AGAIN)
     config = read_json(folder / CONFIG)
-    if (folder / _PICKLE).exists() and not (folder / WEIGHTS).exists():
-        what = f"{folder} has {_PICKLE}, a pickle, which could run code when it is read"
-        raise CheckpointError(what, f"convert it there, if you trust it: {_CONVERT}")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{CONFIG} describes a {config.get('peft_type')} adapter", "use a LORA adapter")
     rank: Any = config.get("r")
@@ -141,23 +108,24 @@ def read(folder: Path) -> Adapter:
     is_whole = type(rank) is int and 1 <= rank <= _LARGEST
     if not (is_whole and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST):  # NaN is not
         raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
-    try:
-        tensors, end, metadata = read_header(folder / WEIGHTS)
-    except HeaderError as error:
-        return Adapter(folder, config, rank, float(alpha), {}, faults=(FileFault(WEIGHTS, str(error), _AGAIN),))
+    tensors, base = _read_weights(folder / WEIGHTS)
     stored = {_peft_name(name): name for name in tensors}
-    if len(stored) < len(tensors):
-        twice = next(name for name in tensors if stored[_peft_name(name)] != name)
-        raise CheckpointError(f"{folder}: {WEIGHTS} has {twice} under another name, too", "remove one of the two")
     by_name = {name: tensors[in_file] for name, in_file in stored.items()}
-    adapter = Adapter(folder, config, rank, float(alpha), by_name, stored, base=metadata.get(BASE_KEY))
-    faults = _check_pairs(adapter)
-    size = (folder / WEIGHTS).stat().st_size
-    if size != end:
-        faults.insert(
-            0, FileFault(WEIGHTS, f"has {size:,} bytes, but its header says {end:,}: the copy is incomplete", _AGAIN)
-        )
-    return replace(adapter, faults=tuple(faults))
+    return Adapter(folder, config, rank, float(alpha), by_name, stored, base)
+
+
+def _read_weights(file: Path) -> tuple[dict[str, Tensor], str | None]:
+    """Return the tensors of a weights file by their names there, and the base's fingerprint."""
+    try:
+        tensors, end, metadata = read_header(file)
+    except HeaderError as error:
+        raise CheckpointError(f"{file} {error}", _AGAIN) from error
+    if (size := file.stat().st_size) != end:
+        what = f"{file} has {size:,} bytes, but its header says {end:,}: the copy is incomplete"
+        raise CheckpointError(what, _AGAIN)
+    if not tensors:
+        raise CheckpointError(f"{file} has no tensors", _AGAIN)
+    return tensors, metadata.get(BASE_KEY)
 
 
 def pairs(adapter: Adapter) -> dict[str, dict[str, Tensor]]:
@@ -177,50 +145,6 @@ def tensor_name(module: str, half: str) -> str:
 def _peft_name(name: str) -> str:
     match = _NAME.fullmatch(name)
     return tensor_name(match["module"], match["half"]) if match else name
-
-
-def _check_pairs(adapter: Adapter) -> list[FileFault]:
-    """Check what needs no base model: halves, ranks, dtypes, and that all layers have the same modules."""
-    by_module = pairs(adapter)
-    foreign = [name for name in adapter.tensors if not _NAME.fullmatch(name)]
-    single = [tensor_name(m, h) for m, halves in by_module.items() for h in HALVES if h not in halves]
-    both = {module: halves for module, halves in by_module.items() if len(halves) == len(HALVES)}
-    ranks = [tensor_name(m, h) for m, halves in both.items() for h in HALVES if not _has_rank(adapter, m, halves, h)]
-    types = [name for name, tensor in adapter.tensors.items() if tensor.dtype not in ("BF16", "F16", "F32")]
-    layers = (int(match["layer"]) for match in map(_MODULE.fullmatch, by_module) if match)
-    wanted = list_wanted_modules(adapter, max(layers, default=-1) + 1)
-    absent = [tensor_name(module, "A") for module in wanted if module not in by_module]
-    faults = [
-        make_fault(foreign, "tensors that do not belong to a LoRA pair"),
-        make_fault(single, "pairs with only one half"),
-        make_fault(ranks, f"tensors whose rank differs from the {adapter.rank} in {CONFIG}"),
-        make_fault(types, "tensors that are not floating point"),
-        make_fault(absent, "missing projections that other layers have"),
-    ]
-    if not adapter.tensors:
-        faults = [FileFault(WEIGHTS, "has no tensors", _AGAIN)]
-    return [fault for fault in faults if fault]
-
-
-def make_fault(names: list[str], what: str) -> FileFault | None:
-    return FileFault(WEIGHTS, f"has {len(names)} {what}: {names[0]}", _AGAIN, tuple(names)) if names else None
-
-
-def _has_rank(adapter: Adapter, module: str, halves: dict[str, Tensor], half: str) -> bool:
-    a, b = halves["A"].shape, halves["B"].shape
-    if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
-        return False
-    # Of experts, the files have their number times their rank.
-    is_other = ".experts" in module or bool(adapter.config.get("rank_pattern"))
-    return is_other or (a[0] if half == "A" else b[1]) == adapter.rank
-
-
-def list_wanted_modules(adapter: Adapter, layers: int) -> list[str]:
-    """Return the modules that an adapter of a model with ``layers`` layers must contain."""
-    if adapter.config.get("layers_to_transform") or adapter.config.get("exclude_modules"):
-        return []
-    wanted = {*adapter.projections, *adapter.targets}
-    return list_modules(layers, [name for name in TARGETS if name in wanted])
 
 
 def list_modules(layers: int, targets: Sequence[str]) -> list[str]:

@@ -1,9 +1,11 @@
 """Saves a checkpoint at the end of a run and when the launcher requests one, even within a step if the ranks are idle.
 
+A request is a file in the run directory until it is done.
 While the engines sample or evaluate, adapter, optimizer and random states are those of the last completed step. So a
 checkpoint of that step is the one that the end of the step would have saved.
 """
 
+import contextlib
 import copy
 import logging
 import math
@@ -15,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.run_files import RunFiles
-from grpo.run.save_request import SaveRequest
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
 from grpo.stack.upstream.arguments import Arguments
@@ -23,6 +24,45 @@ from grpo.stack.upstream.arguments import Arguments
 logger = logging.getLogger("openrlhf.grpo.on_request")
 
 LOOK_SECONDS = 0.2
+LONGEST = 300  # bytes of the reason for a failure
+
+
+class SaveRequest:
+    """A request for a checkpoint of the last completed step.
+
+    Args:
+        file: exists as long as the request is open, or holds the reason for a failure. Space for the reason is reserved
+            at the start, since a full disk has none later.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def ask(self) -> None:
+        """Open the request."""
+        self._file.touch()
+        with contextlib.suppress(OSError):  # a full disk: the checkpoint may be on another one
+            self._file.write_text(" " * LONGEST, encoding="utf-8")
+
+    def is_open(self) -> bool:
+        """Tell whether a checkpoint is asked for."""
+        return self._file.exists() and not self.failure()
+
+    def fail(self, why: str) -> None:
+        """Say that the checkpoint could not be saved."""
+        with self._file.open("r+b") as file:
+            file.write(why.encode()[:LONGEST])
+
+    def failure(self) -> str:
+        """Return why the checkpoint could not be saved; "" if it may still be, or has been."""
+        try:
+            return self._file.read_text(encoding="utf-8", errors="ignore").strip()
+        except FileNotFoundError:
+            return ""
+
+    def close(self) -> None:
+        """Say that the newest checkpoint is that of the last completed step; or forget the request."""
+        self._file.unlink(missing_ok=True)
 
 
 class SaveOnRequest:

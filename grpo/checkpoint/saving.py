@@ -19,8 +19,7 @@ from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
 from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model.model_files import CheckpointError
-from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import held_out, saved_steps, step_name
+from grpo.run.run_files import RunFiles, held_out, saved_steps, step_name
 from grpo.stack import hub
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.checkpoint.on_request import SaveRequest
 from grpo.flags.parser import Asked
 from grpo.launch import evaluate_command, preflight, restarts, resume, run_dir, signals
 from grpo.launch.config import Config
@@ -22,9 +23,7 @@ from grpo.launch.supervise.supervisor import STOPPED, End, Job, supervise
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter
-from grpo.run.run_files import RunFiles, read_attempts
-from grpo.run.save_request import SaveRequest
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import RunFiles, read_attempts, saved_steps
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem
 from reward import judge_actor, stand_in

@@ -14,9 +14,8 @@ from grpo.launch.flags import corrects_for_sampling
 from grpo.launch.plan import Plan
 from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
-from grpo.run.run_files import RunFiles, read_attempts, read_steps
+from grpo.run.run_files import RunFiles, parse_step, read_attempts, read_steps, saved_steps, step_name
 from grpo.run.run_state import has_finished
-from grpo.run.saved_steps import parse_step, saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem, UserError
@@ -107,15 +106,14 @@ def _find_problem(step: Path, base: Path) -> Problem | None:
     The digests are checked first: nothing else of a damaged checkpoint is read.
     """
     if damage := digests.step_damage(step):
-        what = f"{step}: " + "; ".join(f"{name} {what}" for name, what in damage)
-        return Problem(what, digests.find_own_remedy(damage))
+        return Problem(f"{step}: {digests.describe(damage)}", "")
     from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
 
     try:
         _, files = trainer_state.read(step / "trainer")
         adapter = adapter_files.read(step / "adapter")
         has_base = (base / "config.json").is_file()  # otherwise the preflight reports it
-        faults = adapter_base.check_against(adapter, read(base)) if has_base else list(adapter.faults)
+        faults = adapter_base.check_against(adapter, read(base)) if has_base else []
     except CheckpointError as error:
         return Problem(error.problem.what, "")
     if faults:

@@ -15,9 +15,8 @@ see :data:`grpo.metrics.scored_rollouts.CLIP`.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from grpo.stack.problem import Problem, UserError
 
@@ -109,15 +108,6 @@ class Comparison:
     ends: list[int]
     rows: list[Row]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the comparison for a JSON file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> "Comparison":
-        """Return the comparison of :meth:`as_dict`; other keys are left out. JSON has null for NaN."""
-        return cls(row["has_adapter"], row["ends"], [_row(one) for one in row["rows"]])
-
     def table(self) -> list[str]:
         """Return the lines of a table for the console."""
         starts = [0, *(end + 1 for end in self.ends)]
@@ -136,17 +126,6 @@ class Comparison:
         """
         for row in self.rows:
             yield from _problems(row, limit)
-
-
-def _row(values: Mapping[str, Any]) -> Row:
-    """Return a row of a JSON file."""
-    cells = {name: _cell(values[name]) for name in ("mean", "scale", "to_base")}
-    return Row(values["name"], values["tokens"], quarters=[_cell(one) for one in values["quarters"]], **cells)
-
-
-def _cell(values: Mapping[str, float | None]) -> Cell:
-    numbers = (values[name] for name in ("value", "error", "parts"))
-    return Cell(*(math.nan if number is None else number for number in numbers))
 
 
 def _problems(row: Row, limit: float) -> Iterator[Problem]:

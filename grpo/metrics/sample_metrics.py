@@ -4,7 +4,7 @@
 without spread, a quality without judged rollouts) is left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -13,13 +13,34 @@ from grpo.rollout.rows import Batch, group_rows
 from grpo.stack.upstream.tokenizer import Tokenizer
 
 NGRAM = 3
-_JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
+JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")
+READ = (
+    *JUDGED,
+    "correct",
+    "reward",
+    "reward_missing",
+    "reward_error",
+    "truncated",
+    "masked_rollouts",
+    "thinking_length",
+)
+Columns = Mapping[str, torch.Tensor]  # float64 [N] by name, one number a rollout
 
 
 def repetition(tokens: Sequence[int]) -> float:
     """Return the share of a text's 3-grams that occurred earlier in it; 0 if it is too short for two."""
     grams = list(zip(*(tokens[start:] for start in range(NGRAM)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def read_columns(experiences: Sequence[Batch], wanted: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    """Return the values that every rollout logs, by name; only those that are wanted, if not None."""
+    names = set.intersection(*(set(experience.info) for experience in experiences))
+    names &= names if wanted is None else set(wanted)
+    return {
+        name: torch.cat([torch.as_tensor(experience.info[name]).double().reshape(-1) for experience in experiences])
+        for name in sorted(names)
+    }
 
 
 def experience_metrics(experiences: Sequence[Batch], tokenizer: Tokenizer | None = None) -> dict[str, float]:
@@ -38,72 +59,53 @@ def experience_metrics(experiences: Sequence[Batch], tokenizer: Tokenizer | None
     lengths = torch.tensor([len(tokens) for tokens in responses], dtype=torch.float64)
     sums = torch.stack([advantages.double().sum() for _, advantages in sampled])
     advantages = sums / lengths.clamp(min=1)
-    logged = _read_info(experiences, "reward")
-    rewards = torch.cat([experience.rewards for experience in experiences]).double() if logged is None else logged
-    missing = _read_info(experiences, "reward_missing")  # these carry the mean of the others instead of a reward
-    known = torch.ones(len(rewards), dtype=torch.bool) if missing is None else missing < 0.5
-    masked = _read_info(experiences, "masked_rollouts")
+    columns = read_columns(experiences, READ)
+    rewards = columns.get("reward", torch.cat([experience.rewards for experience in experiences]).double())
+    known = _find_known(columns, rewards, "reward_missing")
+    masked = columns.get("masked_rollouts")
     metrics = {
         "advantage_mean": advantages.mean(),
-        "advantage_std": advantages.std(correction=0),
-        "advantage_min": advantages.min(),
-        "advantage_max": advantages.max(),
         "masked_rollouts": None if masked is None else masked.sum(),
         "reward_std": rewards[known].std(correction=0) if known.any() else None,
         "token_advantage_mean": sums.sum() / lengths.sum().clamp(min=1),
         "advantage_length_correlation": correlation(advantages, lengths),
         "response_length_p50": lengths.quantile(0.5) if lengths.any() else None,
         "response_length_p90": lengths.quantile(0.9) if lengths.any() else None,
-        "response_length_max": lengths.max(),
         "sampled_tokens": lengths.sum(),
         "repetition": torch.tensor([repetition(tokens) for tokens in responses], dtype=torch.float64).mean(),
-        **_parts(experiences, responses, tokenizer),
-        **_honesty(experiences, rewards),
-        **_compare_cut_thinking(experiences, rewards, known),
     }
+    if tokenizer is not None and "thinking_length" not in columns:
+        metrics |= _parts(responses, tokenizer)
+    if "correct" in columns:
+        metrics |= _honesty(columns, rewards)
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-def _honesty(experiences: Sequence[Batch], rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    """Return whether the reward follows correctness, and how the judge rates right and wrong rollouts."""
-    columns = {name: _read_info(experiences, name) for name in ("correct", "reward_missing", "reward_error", *_JUDGED)}
-    if columns["correct"] is None:
-        return {}
+def _find_known(columns: Columns, rewards: torch.Tensor, *names: str) -> torch.Tensor:
+    """Return which rollouts have numbers of their own: those marked under these names carry means of the others."""
     known = torch.ones_like(rewards, dtype=torch.bool)
-    for name in ("reward_missing", "reward_error"):  # these carry means of the others instead of their own numbers
-        if (missing := columns[name]) is not None:
-            known &= missing < 0.5
+    for name in names:
+        known &= columns.get(name, torch.zeros_like(rewards)) < 0.5
+    return known
+
+
+def _honesty(columns: Columns, rewards: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    """Return whether the reward follows correctness, and how the judge rates right and wrong rollouts."""
+    known = _find_known(columns, rewards, "reward_missing", "reward_error")
     correct, rewards = columns["correct"][known], rewards[known]
     right = correct > 0.5
     metrics = {"reward_correct_correlation": correlation(rewards, correct) if len(rewards) else None}
-    if (cut := _read_info(experiences, "truncated")) is not None and (whole := cut[known] < 0.5).any():
+    if "truncated" in columns and (whole := columns["truncated"][known] < 0.5).any():
         metrics["correct_whole"] = correct[whole].mean()
     if right.any():
         high = rewards >= rewards[right].quantile(0.5)
         metrics["high_reward_wrong"] = (high & ~right).double().sum() / high.double().sum()
-    judged = [columns[name] for name in _JUDGED]
-    if all(column is not None for column in judged):
-        quality, calls, cached, failed = (column[known] for column in judged if column is not None)
+    if columns.keys() >= set(JUDGED):
+        quality, calls, cached, failed = (columns[name][known] for name in JUDGED)
         is_judged = (calls + cached > 0) & (failed < 0.5)
         for name, part in (("right", right & is_judged), ("wrong", ~right & is_judged)):
             metrics[f"judge_quality_{name}"] = quality[part].mean() if part.any() else None
     return metrics
-
-
-def _compare_cut_thinking(
-    experiences: Sequence[Batch], rewards: torch.Tensor, known: torch.Tensor
-) -> dict[str, torch.Tensor | None]:
-    """Return the mean reward of rollouts whose thinking was cut, and of the others; {} without a thinking budget."""
-    if (cut := _read_info(experiences, "thinking_truncated")) is None:
-        return {}
-    parts = {"truncated": rewards[known & (cut > 0.5)], "whole": rewards[known & (cut <= 0.5)]}
-    return {f"reward_thinking_{name}": part.mean() if len(part) else None for name, part in parts.items()}
-
-
-def _read_info(experiences: Sequence[Batch], name: str) -> torch.Tensor | None:
-    if not all(name in experience.info for experience in experiences):
-        return None
-    return torch.cat([torch.as_tensor(experience.info[name]).reshape(-1) for experience in experiences]).double()
 
 
 def correlation(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:
@@ -123,14 +125,10 @@ def _select_sampled(batch: Batch, rows: Sequence[int]) -> tuple[list[int], torch
     return tokens, torch.cat(advantages)
 
 
-def _parts(
-    experiences: Sequence[Batch], responses: Sequence[Sequence[int]], tokenizer: Tokenizer | None
-) -> dict[str, torch.Tensor | None]:
-    """Return the lengths of thinking and answer, unless the rollout has logged them."""
-    if tokenizer is None or _read_info(experiences, "thinking_length") is not None:
-        return {}
+def _parts(responses: Sequence[Sequence[int]], tokenizer: Tokenizer) -> dict[str, torch.Tensor | None]:
+    """Return the lengths of thinking and answer; {} for a model with another template."""
     header = tokenizer.encode(FINAL_HEADER, add_special_tokens=False)
-    if header[0] not in tokenizer.added_tokens_decoder:  # a model with another template
+    if header[0] not in tokenizer.added_tokens_decoder:
         return {}
     answers = [answer_length(tokens, header) for tokens in responses]
     thinking = [len(tokens) - (answer or 0) for tokens, answer in zip(responses, answers, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from grpo.metrics.sample_metrics import experience_metrics
+from grpo.metrics.sample_metrics import experience_metrics, read_columns
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.metrics.update_metrics import (
     engine_metrics,
@@ -99,11 +99,7 @@ def _leave_out_unknown(status: dict[str, Any], experiences: Sequence[Batch]) -> 
 
 def _means(experiences: Sequence[Batch]) -> dict[str, float]:
     """Return means: over all rollouts for values that every rollout logs, over all tokens for values per token."""
-    names = set.intersection(*(set(experience.info) for experience in experiences))
-    columns = {
-        name: torch.cat([torch.as_tensor(experience.info[name]).double().reshape(-1) for experience in experiences])
-        for name in sorted(names)
-    }
+    columns = read_columns(experiences)
     means = {name: float(column.mean()) for name, column in columns.items()}
     masks = [experience.action_mask[: len(experience.prompts)] for experience in experiences]
     lengths = torch.cat([mask.bool().sum(-1) for mask in masks]).double()

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from grpo.lora.adapter import adapter_parameters
-from grpo.model.zero import whole_shape
 from grpo.rollout.rows import Batch
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.trainer import ModelOutput, TrainerEngine
@@ -28,8 +26,7 @@ class MicroBatch:
         samples: index of each rollout in the step; branches (:mod:`grpo.train.micro_batches`) come last.
         lengths: number of sampled tokens of each rollout.
         loss: the differentiated loss, unscaled.
-        log_probs: of the trained policy before the update.
-        log_ratios: ``log_probs`` minus the log-probs of the policy that sampled.
+        log_ratios: log-probs of the trained policy before the update minus those of the policy that sampled.
         sampled: the trainer's log-probs of the policy that sampled; None if it has moved and they were not computed.
         advantages: of the token.
         entropy: of the policy at the token, nat, at the temperature of the loss.
@@ -42,7 +39,6 @@ class MicroBatch:
     samples: list[int]
     lengths: list[int]
     loss: float
-    log_probs: torch.Tensor
     log_ratios: torch.Tensor
     sampled: torch.Tensor | None
     advantages: torch.Tensor
@@ -105,24 +101,23 @@ class ActorMetrics:
         sampled: torch.Tensor | None = old
         if self._args.old_log_probs == "engine":
             sampled = None if self._norms else log_probs
-        at_actions = [
-            _select_actions(values, experience) for values in (output.scores.entropy, output.scores.unallocated)
-        ]
 
         def copy_masked(values: torch.Tensor) -> torch.Tensor:
             return values[mask].float().cpu()
+
+        def copy_scored(values: torch.Tensor) -> torch.Tensor:  # [B, S]: the value at the position before each action
+            return copy_masked(values[:, :-1][:, -mask.shape[1] :])
 
         self._micro_batches.append(
             MicroBatch(
                 samples=experience.index,
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
-                log_probs=copy_masked(log_probs),
                 log_ratios=copy_masked(log_probs - old),
                 sampled=None if sampled is None else copy_masked(sampled),
                 advantages=copy_masked(experience.advantages),
-                entropy=copy_masked(at_actions[0]),
-                unallocated=copy_masked(at_actions[1]),
+                entropy=copy_scored(output.scores.entropy),
+                unallocated=copy_scored(output.scores.unallocated),
                 of_loss={name: copy_masked(values) for name, values in (of_loss or {}).items()},
                 routing=(0, 0) if experience.replay is None else experience.replay.counts(),
             )
@@ -147,8 +142,8 @@ class ActorMetrics:
         - ``actor_lr``: mean learning rate of these steps; absent without one.
         - ``metric_errors``: number of micro-batches that could not be recorded.
         - ``optimizer_step``: optimizer steps since the run started.
-        - ``sync_bytes``, ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only
-          the first rank has, from the first sync on.
+        - ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only the first rank
+          has, from the first sync on.
         """
         engines = {} if self._engine_memory is None else {"engine_memory": float(self._engine_memory)}
         norms, self._norms = self._norms, []
@@ -160,21 +155,10 @@ class ActorMetrics:
             "grad_norms": norms,
             "metric_errors": float(errors),
             "optimizer_step": float(self._seen_steps),
-            "sync_bytes": float(adapter_bytes(self._engine.module)),
             "device_memory": float(_peak_device_memory()),
             **({"actor_lr": sum(rates) / len(rates)} if rates else {}),
             **engines,
         }
-
-
-def _select_actions(values: torch.Tensor, experience: Batch) -> torch.Tensor:
-    """Return ``[B, S]`` values as ``[B, A]``: the value at the position before each action."""
-    return values[:, :-1][:, -experience.action_mask.shape[1] :]
-
-
-def adapter_bytes(model: torch.nn.Module) -> int:
-    """Return the size in bytes of the adapter as one sync sends it, in bf16."""
-    return 2 * sum(whole_shape(parameter).numel() for parameter in adapter_parameters(model)[1])
 
 
 def _peak_device_memory() -> int:

@@ -20,13 +20,11 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
     )
     losses = torch.tensor([batch.loss for batch in micro_batches], dtype=torch.float64).abs()
     # A group whose rollouts all got the same reward has zero loss, and there may be many of them.
-    usual = losses[torch.tensor([_has_advantage(batch) for batch in micro_batches])]
+    usual = losses[torch.tensor([bool((batch.advantages.abs() > 1e-6).any()) for batch in micro_batches])]
     metrics = {
         "ppo_kl": -log_ratios.mean(),
         "policy_loss_max": losses.max(),
         "entropy": entropy.mean(),
-        "entropy_p10": percentile(entropy, 0.1),
-        "entropy_p90": percentile(entropy, 0.9),
         "unallocated_mass": unallocated.mean(),
     }
     if len(usual) and usual.quantile(0.5) > 0:
@@ -39,10 +37,6 @@ def policy_metrics(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
     if "clip_ratio_low" in metrics:
         metrics["ppo_clip_ratio"] = metrics["clip_ratio_low"] + metrics["clip_ratio_high"]
     return {name: float(value) for name, value in metrics.items()}
-
-
-def _has_advantage(batch: MicroBatch) -> bool:
-    return bool((batch.advantages.abs() > 1e-6).any())
 
 
 def gradient_metrics(norms: Sequence[float]) -> dict[str, float]:
@@ -99,11 +93,3 @@ def log_probs_by_sample(micro_batches: Sequence[MicroBatch]) -> dict[int, torch.
             if len(whole):
                 log_probs.setdefault(index, whole)
     return log_probs
-
-
-def percentile(values: torch.Tensor, share: float) -> torch.Tensor:
-    """Return a percentile of ``[N]``, interpolated as in NumPy. ``torch.quantile`` is limited to 16 million values."""
-    at = share * (len(values) - 1)
-    below = values.kthvalue(math.floor(at) + 1).values
-    above = values.kthvalue(math.ceil(at) + 1).values
-    return below + (at - math.floor(at)) * (above - below)

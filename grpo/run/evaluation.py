@@ -20,8 +20,7 @@ from grpo.rollout.stage import Stage
 from grpo.rollout.trajectory import response_tokens
 from grpo.run import eval_metric
 from grpo.run.eval_metric import SCORE
-from grpo.run.problem_ids import index_by_prompt
-from grpo.run.records import Record, read_answer, summarize, summarize_by_source
+from grpo.run.records import Record, index_by_prompt, read_answer, summarize, summarize_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
 from grpo.stack.upstream.arguments import Arguments

@@ -7,6 +7,7 @@ score the same tokens, with and without the adapter. See :mod:`grpo.metrics.pari
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -42,7 +43,8 @@ class ParityGate:
 
     def is_due(self) -> bool:
         """Return whether the next step is compared."""
-        return self._left > 0 and is_compared(self._args)
+        # Below a top_p of 1, engines report log-probs of another distribution.
+        return self._left > 0 and self._args.parity_limit > 0 and self._args.top_p == 1
 
     def check(self, log: RunLog, step: int, batches: Sequence[Batch], samples: Sequence[Sample]) -> None:
         """Compare on some of the step's rollouts, and write the result to parity.jsonl.
@@ -70,8 +72,8 @@ class ParityGate:
         problems = list(comparison.problems(limit))
         cause = self._routing_as_cause(chosen, samples, compare(rollouts)) if problems else ""
         shown = [{"what": problem.what, "remedy": problem.remedy} for problem in problems]
-        row = {"step": step, "since": since, "time": time.time(), "limit": limit, **comparison.as_dict()}
-        log.write_parity(row | {"problems": shown, "routing": cause, "waits": waits})
+        row = {"step": step, "since": since, "time": time.time(), "limit": limit, **asdict(comparison)}
+        log.write_parity(row | {"problems": shown, "routing": cause, "waits": waits, "table": comparison.table()})
         if problems:
             raise PolicyMismatch(
                 f"step {step}: engines and trainer are not the same policy, so the run stops before it trains on these "
@@ -104,7 +106,7 @@ class ParityGate:
             [values for part in ray.get(group.async_run_method_batch(method, **inputs)) for values in part]
             for method in ("forward", "base_forward")
         )
-        engines = {actor_id(engine): number for number, engine in enumerate(self._engines)}
+        engines = {engine._actor_id.hex(): number for number, engine in enumerate(self._engines)}
         ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
         rollouts = []
         for number, batch in enumerate(batches):
@@ -143,20 +145,9 @@ class ParityGate:
         return f"it is not the choice of experts: with the engines' replayed, {left.what}"
 
 
-def is_compared(args: Arguments) -> bool:
-    """Return whether a run can be compared: below a top_p of 1, engines report log-probs of another distribution."""
-    return args.parity_limit > 0 and args.top_p == 1
-
-
 def choose(args: Arguments, batches: Sequence[Batch]) -> list[Batch]:
     """Return about ROWS rows of the micro-batches, evenly spaced, and as many on each rank."""
     ranks = args.actor_num_nodes * args.actor_num_gpus_per_node
     per_batch = len(batches[0].prompts)
     count = max(ranks, min(len(batches), -(-ROWS // per_batch)) // ranks * ranks)  # forward passes are collective
     return [batches[number * len(batches) // count] for number in range(count)]
-
-
-def actor_id(engine: EngineActor) -> str:
-    """Return the id by which an engine's actor names itself in its responses."""
-    name: str = engine._actor_id.hex()
-    return name

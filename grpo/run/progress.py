@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
-from grpo.metrics import parity
 from grpo.run.eval_metric import get_name, get_value, is_whole, keep_last_eval_metric
 from grpo.run.lost_writes import LostWrites
-from grpo.run.run_files import RunFiles, has_step, read_attempts
-from grpo.run.saved_steps import saved_steps, step_name
+from grpo.run.run_files import RunFiles, has_step, saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
 
@@ -37,10 +35,10 @@ ONLY_ABOVE_ZERO = {"reward_missing"}
 
 
 class JsonLines:
-    """Reads a growing JSON-lines file of steps, resuming where the last call stopped.
+    """Reads a growing JSON-lines file of steps, which an evaluation or a resume may also replace.
 
     Attributes:
-        rows: the lines so far, all with a `step`. Once the run replaces the file, only the new file's lines.
+        rows: the lines that the file has now, all with a `step`.
         broken: the number of lines left out.
         before: step and time of the lines of earlier attempts.
     """
@@ -50,8 +48,7 @@ class JsonLines:
         self.rows: list[dict[str, Any]] = []
         self.broken = 0
         self.before: frozenset[tuple[Any, Any]] = frozenset()
-        self._offset = 0
-        self._inode: int | None = None
+        self._read: tuple[int, ...] = ()  # what tells the file as it was
 
     def skip(self) -> None:
         """Read the lines of earlier attempts."""
@@ -63,29 +60,20 @@ class JsonLines:
         return [row for row in self.rows if _key(row) not in self.before]
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Return the complete lines since the last call. A line still being written waits; a broken one is left out.
-
-        If the file was replaced or truncated, only lines that it did not have before are new. Lines of a repeated step
-        have another `time`.
-        """
-        known: set[tuple[Any, Any]] = set()
+        """Return the complete lines that the file did not have at the last call, by their step and time."""
         try:
             with open_file(self.path) as file:
                 stat = os.fstat(file.fileno())
-                if stat.st_size < self._offset or self._inode not in (None, stat.st_ino):
-                    known = set(map(_key, self.rows))
-                    self.rows, self.broken, self._offset = [], 0, 0
-                self._inode = stat.st_ino
-                file.seek(self._offset)
+                if self._read == (state := (stat.st_ino, stat.st_size, stat.st_mtime_ns)):
+                    return []
                 data = read_rest(file)
         except FileNotFoundError:
             return []
-        self._offset += data.rfind(b"\n") + 1
+        known, self._read = set(map(_key, self.rows)), state
         objects, broken = complete_rows(data, self.path)
-        rows = [row for row in objects if has_step(row)]
-        self.broken += broken + len(objects) - len(rows)
-        self.rows += rows
-        return [row for row in rows if _key(row) not in known]
+        self.rows = [row for row in objects if has_step(row)]
+        self.broken = broken + len(objects) - len(self.rows)
+        return [row for row in self.rows if _key(row) not in known]
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -106,9 +94,7 @@ class Progress:
         self.parity = JsonLines(files.parity)
         self._waits: str | None = None  # what the last comparison waits for
         self.files = (self.metrics, self.evals)
-        self._run = files
-        self._before, self._resumes = 0, 0
-        self._earlier: list[float] = []  # the seconds of earlier attempts, as far as they were recorded
+        self._before = 0  # the last step of earlier attempts
         self.lost = LostWrites(files.lost_writes)
         self.started = time.monotonic()
 
@@ -116,8 +102,7 @@ class Progress:
         """Mark what a resumed run has already written as shown."""
         for file in (self.metrics, self.evals, self.parity):
             file.skip()
-        self._before, self._resumes = self.step, len(read_attempts(self._run.resumes))
-        self._earlier = [row["seconds"] for row in read_attempts(self._run.ends) if is_number(row.get("seconds"))]
+        self._before = self.step
 
     def has_moved(self) -> bool:
         """Return whether a step or an evaluation was logged since :meth:`skip`."""
@@ -147,13 +132,9 @@ class Progress:
     def summary(self, run_dir: Path, save_path: Path, ckpt_path: Path) -> list[str]:
         """Return the last lines that a run shows the user."""
         step = max([self.step, *saved_steps(ckpt_path)[-1:]])  # the last lines may be lost
-        minutes, earlier = self.seconds() / 60, sum(self._earlier) / 60
-        line = f"{format_count(step - self._before, 'step')} in {minutes:.1f} minutes"
-        if self._resumes:
-            least = "at least " if len(self._earlier) < self._resumes else ""  # a killed launcher records nothing
-            whole = f"{format_count(step, 'step')} in {least}{minutes + earlier:.1f} minutes"
-            line = f"{whole} over {format_count(self._resumes + 1, 'attempt')}; this attempt: {line}"
-        return [line, *self.results(run_dir, save_path, ckpt_path)]
+        line = f"{format_count(step - self._before, 'step')} in {self.seconds() / 60:.1f} minutes"
+        more = f", after {self._before} of earlier attempts" if self._before else ""
+        return [line + more, *self.results(run_dir, save_path, ckpt_path)]
 
     def seconds(self) -> float:
         """Return the seconds of this attempt so far."""
@@ -199,7 +180,10 @@ def _change(name: str, rows: list[dict[str, Any]]) -> list[str]:
     """Return what the first and the last eval measured; one line if they are the same or one lacks it."""
     steps, heads = sort_by_step(rows), (f"{name:<11}  ", "          -> ")
     lines = [f"{head}{interval(row)} at step {row['step']}" for head, row in zip(heads, steps, strict=False)]
-    return lines + (explain_difference(*steps) if len(steps) > 1 else [])
+    if len(steps) > 1 and not all(map(is_whole, steps)):
+        why = "not every problem was graded; to compare those that were, run python -m eval.compare on samples/"
+        lines.append(f"             not comparable: {why}")
+    return lines
 
 
 def step_line(row: dict[str, Any], steps: int | None) -> str:
@@ -221,13 +205,10 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
 
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
-    if "waits" not in row:
-        return [f"step {row['step']}: engines and actor were compared by another version of this project"]
-    comparison = parity.Comparison.from_dict(row)
     problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
     problems += [f"  {row['routing']}"] if row["routing"] else []
     verdict = "engines and actor differ" if problems else "engines and actor agree"
-    adapter = "with the adapter" if comparison.has_adapter else "the adapter is still zero"
+    adapter = "with the adapter" if row["has_adapter"] else "the adapter is still zero"
     steps = f", rollouts since step {row['since']}" if row["since"] < row["step"] else ""
     legend = (
         "difference between the log-probs of engine and actor for the same tokens: mean in nat ±standard error, by "
@@ -235,10 +216,10 @@ def parity_lines(row: dict[str, Any]) -> list[str]:
         f"{row['limit']:g}"
     )
     waits = [f"  {row['waits']}"] if row["waits"] else []
-    if not problems and (waits or not comparison.has_adapter):  # a zero adapter says little
+    if not problems and (waits or not row["has_adapter"]):  # a zero adapter says little
         so_far = f" so far ({adapter}{steps}); {row['waits']}" if waits else f" ({adapter}{steps})"
         return [f"step {row['step']}: {verdict}{so_far}"]
-    lines = [legend, *comparison.table(), *waits, *problems]
+    lines = [legend, *row.get("table", ()), *waits, *problems]
     return [f"step {row['step']}: {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
 
 
@@ -251,16 +232,6 @@ def eval_line(row: dict[str, Any]) -> str:
     if isinstance(greedy := row.get("greedy"), dict) and is_number(value := get_value(greedy)):
         shown.append(f", greedy {value:.3f}")
     return f"eval at step {row['step']}: {get_name(row)} {interval(row)}{''.join(shown)}"
-
-
-def explain_difference(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
-    """Say so if two evals do not measure the same problems."""
-    if is_whole(first) and is_whole(last):
-        return []
-    return [
-        "             not comparable: not every problem was graded; to compare those that were, run "
-        "python -m eval.compare on the files in samples/"
-    ]
 
 
 def interval(row: dict[str, Any]) -> str:
@@ -285,12 +256,7 @@ def describe_continuation(run_dir: Path, ckpt_path: Path) -> str:
     """Return how to continue an unfinished run: the command, and where it starts."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
-    return f"{resume_command(run_dir)} {then}"
-
-
-def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run. The run folder has its flags."""
-    return shlex.join(["./train_grpo.sh", "--resume", str(run_dir)])
+    return f"{shlex.join(['./train_grpo.sh', '--resume', str(run_dir)])} {then}"
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

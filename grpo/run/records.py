@@ -20,16 +20,19 @@ A run's records also have the logs of the reward function, from which their `cor
 own, `measure` is "score" (:mod:`grpo.run.eval_metric`), and `score` counts instead of `correct`.
 """
 
+import hashlib
 import logging
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from grpo.environments.mixture import FIELD
 from grpo.run.estimators import interval, pass_at_k, score_interval
 from grpo.run.eval_metric import EXACT_MATCH, SCORE
+from grpo.stack.json_files import numbered_rows
 from reward.answers import NO_FINAL, Grade, grade
 from reward.judge import extract_problem
 
@@ -183,3 +186,28 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 def _complement(share: float | None) -> float | None:
     return None if share is None else 1 - share
+
+
+def index_by_prompt(
+    file: Path, rows: Iterable[tuple[str, str]], environments: Mapping[str, str] | None = None
+) -> dict[str, dict[str, str]]:
+    """Return ``id`` and ``datasource`` of each problem of a data file, by the prompt that the engines get.
+
+    A problem without an id is named by the hash of its prompt.
+
+    Args:
+        rows: data source and prompt of each line, in the order of the file; the last ones may be missing.
+        environments: by prompt, in a run with several of them; a problem then has its ``environment``, too.
+    """
+    named = {prompt: {FIELD: name} for prompt, name in (environments or {}).items()}
+    ids = [row.get("id") for _, row in numbered_rows(file)]
+    problems = {}
+    for (source, prompt), id in zip(rows, ids, strict=False):  # --max_samples may leave out the last ones
+        id = id or name_problem(prompt)
+        problems[prompt] = {"id": id, "datasource": source, **named.get(prompt, {})}
+    return problems
+
+
+def name_problem(prompt: str) -> str:
+    """Return the id of a problem whose line of the data file has none."""
+    return f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}"

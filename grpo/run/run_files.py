@@ -7,14 +7,17 @@ The launcher and the trainer (:class:`grpo.run.run_log.RunLog`) write a run dire
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.run.eval_metric import get_value, keep_last_eval_metric
 from grpo.stack.json_files import Types, has_types, open_file, read_json, read_rows, replace_rows
 from grpo.stack.problem import UserError
 
+STEP_DIRECTORY = re.compile(r"step_(0|[1-9][0-9]*)")
 # A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
 LOCK_TRIES = 5
 _SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": list}
@@ -35,13 +38,11 @@ class RunFiles:
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
         lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
-        wandb, trackio: the run's pages at Weights & Biases and Trackio, see :mod:`grpo.run.trackers`.
-        save_request: exists while the launcher waits for a checkpoint, see :mod:`grpo.checkpoint.on_request`.
-        samples, logs: the folders of the rollouts and of the processes' logs.
+        wandb, trackio: the run's pages, see :mod:`grpo.run.trackers`.
+        save_request: exists while the launcher waits for a checkpoint.
         start: a copy of the adapter that the run started from, if it started from one.
-        checkpoints, final: the default folders of checkpoints and of the final adapter, see :meth:`find_folder`.
-        metrics, evals: a line for each step, and for each evaluation.
-        parity: a line for each comparison of engines and trainer, see :mod:`grpo.run.parity_gate`.
+        checkpoints, final: the default folders, see :meth:`find_folder`.
+        metrics, evals, parity: a line for each step, evaluation, and comparison of engines and trainer.
     """
 
     def __init__(self, folder: Path, metrics_dir: Path | None = None) -> None:
@@ -184,6 +185,32 @@ class RunFiles:
                     file.unlink()
 
 
+def step_name(step: int | str) -> str:
+    """Return the name of a step's checkpoint; of "*", a pattern for all of them."""
+    return f"step_{step}"
+
+
+def parse_step(checkpoint: Path) -> int:
+    """Return the step of a checkpoint by its name.
+
+    Raises:
+        ValueError: if it is not the name of one.
+    """
+    return int(checkpoint.name.removeprefix(step_name("")))
+
+
+def saved_steps(checkpoints: str | Path) -> list[int]:
+    """Return the steps of the complete checkpoints, in ascending order.
+
+    A checkpoint gets its name when it is complete, so every ``step_N`` is complete.
+    """
+    folder = Path(checkpoints)
+    if not folder.is_dir():
+        return []
+    entries = ((STEP_DIRECTORY.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted(int(match[1]) for match, path in entries if match and (path / "adapter").is_dir())
+
+
 def has_step(row: Mapping[str, Any]) -> bool:
     """Tell whether an object is a line of a step."""
     step = row.get("step")
@@ -193,6 +220,17 @@ def has_step(row: Mapping[str, Any]) -> bool:
 def read_steps(file: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl or eval.jsonl; others than of steps are left out."""
     return list(filter(has_step, read_rows(file)))
+
+
+def held_out(eval_file: Path) -> dict[int, float]:
+    """Return what was measured on the held-out problems by step, from eval.jsonl; {} if the file is missing.
+
+    An evaluation that graded fewer problems than others measured other problems, and is left out. So are those from
+    before a resume with another reward.
+    """
+    rows = keep_last_eval_metric([row for row in read_steps(eval_file) if get_value(row) is not None])
+    most = max((row.get("n") or 0 for row in rows), default=0)
+    return {row["step"]: get_value(row) for row in rows if (row.get("n") or 0) == most}
 
 
 def read_attempts(file: Path) -> list[dict[str, Any]]:

@@ -10,14 +10,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from grpo.environments.settings import environments_by_prompt
-from grpo.metrics.rolling import rolling_correlation
 from grpo.run import trackers
 from grpo.run.eval_metric import EXACT_MATCH
 from grpo.run.lost_writes import LostWrites
-from grpo.run.problem_ids import index_by_prompt
+from grpo.run.records import index_by_prompt
 from grpo.run.run_files import RunFiles, read_steps
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
@@ -43,7 +43,7 @@ class RunLog:
         ckpt_dir: the folder of the checkpoints; None for ``run_dir``.
         trackers: get every step and evaluation too.
         sample_limit: the number of rollouts to write per step besides its extremes; None for all.
-        problems: ``id`` and ``datasource`` of the training problems by prompt, see :mod:`grpo.run.problem_ids`.
+        problems: ``id`` and ``datasource`` of the training problems by prompt, see :mod:`grpo.run.records`.
     """
 
     def __init__(
@@ -224,6 +224,33 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the correlation of reward and correctness over the rollouts of several steps; None without spread.
+
+    It is computed from each step's means and spreads. It is exact if correctness is 0 or 1, since steps have equally
+    many rollouts.
+
+    Args:
+        rows: lines of metrics.jsonl; lines without correctness are skipped.
+    """
+    known = [row for row in rows if row.get("correct") is not None and row.get("reward_std") is not None]
+    if not known:
+        return None
+    reward, right = (fmean(row[name] for row in known) for name in ("reward", "correct"))
+    covariance = fmean(
+        (row.get("reward_correct_correlation") or 0.0) * row["reward_std"] * _binary_spread(row["correct"])
+        + (row["reward"] - reward) * (row["correct"] - right)
+        for row in known
+    )
+    variance = fmean(row["reward_std"] ** 2 + (row["reward"] - reward) ** 2 for row in known)
+    scale = math.sqrt(variance) * _binary_spread(right)
+    return covariance / scale if scale > 1e-12 else None
+
+
+def _binary_spread(mean: float) -> float:
+    return math.sqrt(max(0.0, mean * (1 - mean)))
 
 
 def open_log(args: Arguments, problems: PromptDataset, step: int, states: dict[str, Any]) -> RunLog:

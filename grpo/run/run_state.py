@@ -137,25 +137,10 @@ class Run:
         return [row for row in self.evals if is_number(get_value(row))]
 
     @property
-    def started(self) -> float | None:
-        """Return when the run started, in seconds since 1970. For a copied run, the first line tells."""
-        times = [file.stat().st_mtime for file in (self.files.lock, self.files.config) if file.is_file()]
-        for row in (*self.metrics[:1], *self.evals[:1]):
-            if is_number(row.get("time")):
-                times.append(row["time"] - (_total(row) or 0.0))
-        return min(times, default=None)
-
-    @property
     def has_stepped(self) -> bool:
         """Tell whether the run has logged a step since it started or was resumed last."""
         begun = self.resumes[-1]["time"] if self.resumes else 0.0
         return any(not is_number(row.get("time")) or row["time"] >= begun for row in self.metrics[-1:])
-
-    @property
-    def last_line(self) -> float | None:
-        """Return when the newest step or evaluation was written, in seconds since 1970."""
-        rows = (*self.metrics[-1:], *self.evals[-1:])
-        return max((row["time"] for row in rows if is_number(row.get("time"))), default=None)
 
     def seconds_a_step(self) -> float | None:
         """Return the median seconds per step, without evaluations, over the RECENT steps."""
@@ -163,20 +148,13 @@ class Run:
         times = [seconds for row in rows if (seconds := _total(row)) is not None]
         return statistics.median(times) if times else None
 
-    def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until the run's end, evaluations included; None if unknown, also while the run starts.
-
-        Args:
-            now: seconds since 1970.
-        """
+    def seconds_left(self) -> float | None:
+        """Return the seconds from the last step to the run's end, evaluations included; None if unknown."""
         pace = self.seconds_a_step()
-        if self.state != RUNNING or self.planned is None or pace is None or self.last_line is None:
+        if self.state != RUNNING or self.planned is None or pace is None or not self.has_stepped:
             return None
-        if not self.has_stepped:
-            return None
-        in_step = min(max(now - self.last_line, 0.0), pace)
-        left = (self.planned - self.step) * pace + self._evals_left(self.planned) * self._seconds_an_eval()
-        return max(left - in_step, 0.0)
+        evals = [row["seconds"] for row in self.evals if is_number(row.get("seconds"))]
+        return (self.planned - self.step) * pace + self._evals_left(self.planned) * (evals or [0.0])[-1]
 
     def _evals_left(self, planned: int) -> int:
         every = self.part("flags").get("eval_steps")
@@ -185,10 +163,6 @@ class Run:
         due = {*range(int(every), planned + 1, int(every)), planned}
         done = {row["step"] for row in self.evals}
         return sum(step >= self.step and step not in done for step in due)
-
-    def _seconds_an_eval(self) -> float:
-        times = [row["seconds"] for row in self.evals if is_number(row.get("seconds"))]
-        return times[-1] if times else 0.0
 
 
 def _total(row: Mapping[str, Any]) -> float | None:

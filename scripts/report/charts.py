@@ -1,7 +1,7 @@
 """Charts of the metrics over the steps, drawn by Bokeh, all with one range of steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, Range1d
@@ -57,8 +57,8 @@ def _find(name: str) -> Metric:
     """Return the schema's entry of a column, also of one environment's; the measure of an own reward is tier 1."""
     known = BY_NAME.get(name) or BY_NAME.get(f"{name.partition('.')[0]}.*")
     if known is None:
-        return Metric(name, "", 1 if name == SCORE else OTHER, "", "")
-    return Metric(name, known.unit, known.tier, known.meaning, known.source, known.healthy)
+        return Metric(name, "", 1 if name == SCORE else OTHER, "")
+    return replace(known, name=name)
 
 
 def _draw(

@@ -1,7 +1,6 @@
 """The numbers of a run: by step, and the few that summarize it, with 95% intervals."""
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +54,7 @@ def summarize(run: Run, first: Run) -> list[Tile]:
     if first is not run:
         tiles += _compare(f"against {first.name}", first, run, -1)
     tiles += [_average(label, points[name]) for name, label in TRAINED.items() if name in points]
-    pace, left = run.seconds_a_step(), run.seconds_left(time.time())
+    pace, left = run.seconds_a_step(), run.seconds_left()
     if pace is not None:
         tiles.append(Tile("time per step", format_seconds(pace), "", "median of the last steps"))
     if run.state == RUNNING and left is not None:
@@ -112,7 +111,7 @@ def share_phases(run: Run) -> list[tuple[str, str, float]]:
     """Return where a step's time goes: the name, the mean seconds and the share of each phase that follows another."""
     series = read_series(run.metrics)
     total = sum(value for _, value in series.get("seconds.total", []))
-    phases = [m.name for m in metric_schema.SCHEMA if m.name.startswith("seconds.") and m.source == "launcher"]
+    phases = [m.name for m in metric_schema.SCHEMA if m.name.startswith("seconds.")]
     sums = {
         name: sum(value for _, value in series[name]) for name in phases if name in series and name != "seconds.total"
     }

@@ -23,7 +23,7 @@ def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
     except CheckpointError as error:
         yield Problem(f"--adapter: {error.problem.what}", error.problem.remedy)
         return
-    faults = adapter_base.check_against(adapter, model) if model else list(adapter.faults)
+    faults = adapter_base.check_against(adapter, model) if model else []
     yield from (Problem(f"--adapter {adapter.folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return

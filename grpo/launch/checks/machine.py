@@ -11,8 +11,7 @@ from grpo.launch.config import Config
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
 from grpo.model.released import RELEASED
-from grpo.run.run_files import RunFiles
-from grpo.run.saved_steps import step_name
+from grpo.run.run_files import RunFiles, step_name
 from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count

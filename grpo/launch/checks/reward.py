@@ -10,7 +10,7 @@ from grpo.environments.settings import has_environment
 from grpo.launch.checks.data import uses_our_reward
 from grpo.launch.checks.own_code import DEADLINE, call_apart
 from grpo.launch.config import Config
-from grpo.metrics.metric_schema import BY_NAME
+from grpo.metrics.metric_schema import BY_NAME, OF_REWARDS
 from grpo.run.eval_metric import USER_REWARD
 from grpo.stack.json_files import numbered_rows, read_bytes
 from grpo.stack.problem import Problem, UserError
@@ -104,7 +104,7 @@ def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) ->
         setting: what names the file.
     """
     result = _try(file, sample)
-    taken = [name for name in result.get("logs", ()) if name in BY_NAME and BY_NAME[name].source != "reward"]
+    taken = [name for name in result.get("logs", ()) if name in BY_NAME.keys() - OF_REWARDS]
     if "error" in result:
         yield Problem(f"{setting}: {file.path} {result['error']}", result["remedy"])
     elif taken:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.checkpoint.on_request import SaveRequest
 from grpo.launch import signals
 from grpo.launch.hang import HangWatch
 from grpo.launch.supervise import base_dir, driver_error, guard, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.run.save_request import SaveRequest
 from grpo.stack import machine, rendezvous, zygote
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 from grpo.stack.counted import format_count

@@ -1,8 +1,6 @@
 """Adapters as other libraries write them."""
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -31,21 +29,13 @@ def write(folder: Path, suffix: str = "", dtype: torch.dtype = torch.float32, **
 @pytest.mark.parametrize("suffix", ["", ".default"])
 def test_names_are_pefts_with_and_without_the_adapters_name(tmp_path, suffix, dtype):
     adapter = adapter_files.read(write(tmp_path, suffix, dtype))
-    assert adapter.faults == () and adapter.projections == ["q_proj", "v_proj"]
+    assert adapter.projections == ["q_proj", "v_proj"]
     values = adapter_files.load(adapter)
     assert values.keys() == adapter.tensors.keys() == {
         adapter_files.tensor_name(module, half) for module in MODULES for half in "AB"
     }  # fmt: skip
     assert {value.dtype for value in values.values()} == {dtype}
     assert adapter_files.non_finite(adapter) == []
-
-
-def test_a_tensor_under_two_names_is_refused(tmp_path):
-    tensors = load_file(write(tmp_path) / WEIGHTS)
-    name = next(iter(tensors))
-    save_file(tensors | {name.replace(".weight", ".default.weight"): tensors[name].clone()}, tmp_path / WEIGHTS)
-    with pytest.raises(CheckpointError, match=re.escape(name.removesuffix(".weight"))):
-        adapter_files.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +51,7 @@ def test_a_tensor_under_two_names_is_refused(tmp_path):
 )
 def test_the_weights_say_what_an_adapter_covers_however_its_targets_are_written(tmp_path, targets):
     adapter = adapter_files.read(write(tmp_path, target_modules=targets))
-    assert adapter.faults == () and adapter.projections == ["q_proj", "v_proj"]
-
-
-def test_a_target_without_weights_is_missing(tmp_path):
-    [fault] = adapter_files.read(write(tmp_path, target_modules=["self_attn.q_proj", "v_proj", "o_proj"])).faults
-    assert "missing projections" in fault.what and "o_proj" in fault.what
+    assert adapter.projections == ["q_proj", "v_proj"]
 
 
 def test_values_that_bf16_cannot_hold_are_not_finite(tmp_path):
@@ -83,20 +68,3 @@ def test_an_alpha_that_is_no_number_is_refused(tmp_path, alpha):
     (tmp_path / CONFIG).write_text((tmp_path / CONFIG).read_text().replace('"lora_alpha": 8', f'"lora_alpha": {alpha}'))
     with pytest.raises(CheckpointError, match=CONFIG):
         adapter_files.read(tmp_path)
-
-
-def test_a_pickle_is_not_read_and_the_command_converts_it(tmp_path, monkeypatch):
-    expected = load_file(write(tmp_path) / WEIGHTS)
-    torch.save(expected, tmp_path / "adapter_model.bin")
-    (tmp_path / WEIGHTS).unlink()
-    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("the pickle was read"))
-    with pytest.raises(CheckpointError, match=r"adapter_model\.bin") as refused:
-        adapter_files.read(tmp_path)
-    monkeypatch.undo()
-    program, option, code = shlex.split(refused.value.problem.remedy.partition("trust it: ")[2])
-    assert (program, option) == ("python", "-c") and "weights_only=True" in code
-    monkeypatch.chdir(tmp_path)
-    exec(code)
-    converted = adapter_files.load(adapter_files.read(tmp_path))
-    assert converted.keys() == expected.keys()
-    assert all(torch.equal(converted[name], expected[name]) for name in expected)

@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 
 from eval.checks import read_adapter
-from grpo.checkpoint import adapter_files
 from grpo.checkpoint.digests import NAME
 from grpo.launch import resume
 from grpo.model import model_files
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 from grpo.stack.problem import UserError
 from scripts import export_model
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", NAME)
-TRAINER = ("rank_0.safetensors", "rank_1.safetensors", "state.safetensors", NAME)
+TRAINER = ("rank_0.pt", "rank_1.pt", "state.pt", NAME)
 FILES = [*(f"adapter/{name}" for name in ADAPTER), *(f"trainer/{name}" for name in TRAINER)]
 PLACES = (0.0, 0.5)  # of a file; test_digests.py changes every byte
 
@@ -50,12 +49,11 @@ def collect_refusals(step: Path, base: Path, out: Path, capsys, of_adapter: bool
     return said
 
 
-def expect_refusals(said: dict[str, str], file: str, remedies: dict[str, str] | None = None) -> None:
-    """Every reader names the file and the remedy, which is the step that is whole if not given."""
+def expect_refusals(said: dict[str, str], file: str) -> None:
+    """Every reader names the file, and that another step may be whole."""
     for reader, text in said.items():
-        whole = (remedies or {}).get(reader, "step_0")
         name = file if reader == "resume" else Path(file).name
-        assert f"{name} " in text and whole in text, (reader, text)
+        assert f"{name} " in text and "another step" in text, (reader, text)
 
 
 @pytest.mark.timeout(900)
@@ -90,7 +88,6 @@ def test_step_of_an_earlier_version_is_read_with_a_note(checkpoints: Path, check
     for part in ("adapter", "trainer"):
         (step / part / NAME).unlink()
     assert resume.find_newest_whole(step.parent, checkpoint) == step
-    assert adapter_files.read(step / "adapter").faults == ()
     words = ["--model", str(checkpoint), "--adapter", str(step / "adapter"), "--out", str(tmp_path / "out")]
     assert export_model.main([*words, "--experts", "bf16"]) == 0
     assert f"{step / 'adapter'} cannot be verified" in capsys.readouterr().out

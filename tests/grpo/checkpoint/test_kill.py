@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from grpo.checkpoint import digests, saving
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 
 KILLED = 9
 # Every call that changes the disk, by the place where grpo.checkpoint.saving finds it.
@@ -69,7 +69,7 @@ def read_whole(target: Path) -> str | None:
         return None
     first, second = ((target / "adapter" / name).read_text() for name in "ab")
     assert first == second
-    assert digests.is_sealed(target / "adapter") and digests.damage(target / "adapter") == []
+    assert digests.is_sealed(target / "adapter") and digests.damage(target / "adapter") == {}
     return first
 
 

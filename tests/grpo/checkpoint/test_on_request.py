@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.checkpoint.on_request import SaveOnRequest
+from grpo.checkpoint.on_request import LONGEST, SaveOnRequest, SaveRequest
 from grpo.run.run_files import RunFiles
-from grpo.run.save_request import SaveRequest
 from tests.supervised import wait_until
 
 SAVE_STEPS = 3
@@ -136,3 +135,20 @@ def test_what_must_be_waited_for_is_computed_for_checkpoints_alone(trainer: Trai
     wait_until_answered(save_request)
     assert computed == [SAVE_STEPS, SAVE_STEPS + 1]
     assert [saved["next_batch"] for saved in trainer.saved] == [{"step": SAVE_STEPS}, {"step": SAVE_STEPS + 1}]
+
+
+def test_a_failure_needs_no_room_on_the_disk(tmp_path) -> None:
+    file = tmp_path / "request"
+    request = SaveRequest(file)
+    request.ask()
+    before = file.stat()
+    assert request.is_open() and not request.failure()
+    request.fail("OSError: No space left on device")
+    after = file.stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert not request.is_open() and request.failure() == "OSError: No space left on device"
+    request.ask()
+    request.fail("\N{GREEK SMALL LETTER ALPHA}" * LONGEST)
+    assert file.stat().st_size == LONGEST and request.failure() == "\N{GREEK SMALL LETTER ALPHA}" * (LONGEST // 2)
+    request.close()
+    assert not request.is_open() and not request.failure()

@@ -10,7 +10,7 @@ from grpo.checkpoint.saving import load_adapter, save_adapter
 from grpo.lora.adapter import adapter_parameters
 from grpo.model import loading, model_files
 from grpo.model.model_files import CheckpointError
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 
 
 @pytest.mark.timeout(500)
@@ -30,7 +30,7 @@ def test_peft_loads_what_was_saved_from_partitions(either_checkpoint, run_ranks,
     assert adapter_base.check_against(adapter_files.read(directory), model) == []
 
     # as is the final one, which this call writes
-    assert digests.is_sealed(directory) and digests.damage(directory) == []
+    assert digests.is_sealed(directory) and digests.damage(directory) == {}
 
     # a step 4 with NaN was refused
     assert saved_steps(tmp_path / "checkpoints") == [1, 2, 3]

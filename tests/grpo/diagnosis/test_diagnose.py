@@ -84,7 +84,7 @@ def test_no_advice_is_impossible_or_without_effect() -> None:
     assert "--max_ckpt_num" not in list_advice("out_of_range:disk_free", max_ckpt_num=1)
     assert "--num_episodes" not in list_advice("over_fitting", num_episodes=1)
     assert "--max_norm 0.33" in list_advice("out_of_range:grad_norm", max_norm=1.0)
-    assert "--advantage_clip" not in list_advice("out_of_range:advantage_std", advantage_clip=None)
+    assert "--advantage_clip" not in list_advice("out_of_range:advantage_mean", advantage_clip=None)
 
 
 def test_advice_changes_something() -> None:

@@ -17,11 +17,11 @@ import sys
 import time
 from pathlib import Path
 
+from grpo.checkpoint.on_request import SaveRequest
 from grpo.launch.supervise import driver_error
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
-from grpo.run.save_request import SaveRequest
 from tests.grpo.launch import clock
 
 ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from grpo.run.saved_steps import saved_steps
+from grpo.run.run_files import saved_steps
 
 from .small_disk import SmallDisk
 

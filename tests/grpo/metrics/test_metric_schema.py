@@ -16,8 +16,3 @@ def test_a_line_becomes_flat():
     row = {"step": 3, "time": 1.0, "seconds": {"train": 2.5}, "reward": 1, "new": 0.5, "text": "x", "none": None}
     assert metric_schema.flat(row) == {"seconds.train": 2.5, "reward": 1.0, "new": 0.5}
     assert {"seconds.train", "reward"} <= BY_NAME.keys()
-
-
-def test_metrics_are_ordered_by_tier():
-    tiers = [metric.tier for metric in SCHEMA]
-    assert tiers == sorted(tiers)

@@ -63,6 +63,7 @@ def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> No
         (configure(use_rslora=True), "lora_alpha to 16"),
         (configure(use_dora=True), "use_dora"),
         (configure(modules_to_save=["lm_head"]), "modules_to_save"),
+        (configure(target_modules=["q_proj", "experts"]), "missing projections"),
         (configure(rank_pattern={"q_proj": 8}), "rank_pattern"),
         (configure(bias="all"), "bias"),
         (configure(init_lora_weights="pissa"), "init_lora_weights"),
