@@ -107,11 +107,41 @@ def _make_own_parser() -> argparse.ArgumentParser:
     return make_strict(own)
 
 
+_ABOUT = {
+    "pretrain": "the model: a folder, or a hub id that is already in the hub's cache",
+    "prompt_data": "the training problems, a .jsonl file",
+    "eval_dataset": "the held-out problems; without it, eval.jsonl beside the training problems",
+    "remote_rm_url": "your reward: .py files, or the URL of a server; without it, this project's",
+    "rollout_batch_size": "prompts of a global step",
+    "n_samples_per_prompt": "rollouts of a prompt: its group",
+    "train_batch_size": "rollouts, not prompts, of an optimizer step",
+    "generate_max_len": "the most tokens of a response",
+    "actor_learning_rate": "the peak of the learning rate",
+    "init_kl_coef": "weight of the KL to the starting policy, in the reward or, with --use_kl_loss, in the loss",
+    "kl_estimator": "what the metric kl reports; with --use_kl_loss, the gradient is that of the KL itself",
+    "eps_clip": "the ratio of a token is clipped this far from 1",
+}
+
+
+def _explain(own: argparse.ArgumentParser) -> None:
+    """Let the help say what OpenRLHF's main flags mean here, and what the recipe gives them."""
+    shipped = parser.shipped_values()
+    for action in own._actions:
+        value = shipped.get(action.dest)
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value or "")
+        about = _ABOUT.get(action.dest, action.help or "")
+        if action.dest in shipped and text and not isinstance(value, bool):
+            about = f"{about} (recipe: {text})".strip()
+        action.help = about if action.help != argparse.SUPPRESS else action.help
+
+
 def check(words: Sequence[str]) -> int:
     """Refuse wrong words, or print the help; return the exit code."""
     try:
         if importlib.util.find_spec("openrlhf"):
             own = parser.make_parser()
+            if {"-h", "--help"} & set(words):
+                _explain(own)
         elif {"-h", "--help"} & set(words):
             own = _make_own_parser()
         else:

@@ -60,9 +60,8 @@ class Asked:
         found = {}
         for action in parser._actions:
             name = action.dest
-            before = shipped.get(name, action.default)
-            if name not in OPTIONS and (name in self.values or name in shipped) and self.values.get(name) != before:
-                value = self.values.get(name, action.default)
+            before, value = shipped.get(name, action.default), self.values.get(name, action.default)
+            if name not in OPTIONS and value != before:
                 source = self.sources.get(name, SCRIPT)  # from which the line was removed
                 found[action.option_strings[0]] = (_show(value), _show(before), source)
         return found

@@ -47,7 +47,8 @@ def read_records(path: Path, input_key: str, label_key: str | None, split: str |
 def _check_label(label: Any, where: str, split: str) -> None:
     """Raise UserError for a label that our reward function cannot use: it judges train samples, never eval samples."""
     form = f'{{"answer": "42", "split": "{split}"}}' + (", or the gold answer alone" if split == "train" else "")
-    remedy = f"a label of {split.upper()}_DATA is {form}; python -m data.prepare writes such labels"
+    remedy = f"a label of {split.upper()}_DATA is {form}; python -m data.prepare writes such labels, but with "
+    remedy += "--labels any, which is for a reward of your own: then set REWARD"
     try:
         answer, label_split = parse_label(label)
     except LabelError as error:

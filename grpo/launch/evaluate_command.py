@@ -8,6 +8,7 @@ from grpo.environments.settings import has_environment, variables
 from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
 from grpo.run.eval_metric import EXACT_MATCH, choose_eval_metric
+from grpo.stack.checkout import CHECKOUT
 from reward import user_files
 
 
@@ -63,5 +64,8 @@ def _options(config: Config, adapter: Path | None, given: dict[str, str]) -> lis
 
 
 def build_shell_command(module: str, *words: str) -> str:
-    """Return the command that starts a module in a new shell in the checkout."""
-    return f"source scripts/env.sh && {shlex.join(['python', '-m', module, *words])}"
+    """Return the command that starts a module in a new shell in this folder."""
+    here = Path.cwd() == CHECKOUT
+    script = "scripts/env.sh" if here else str(CHECKOUT / "scripts" / "env.sh")
+    python = ["python", "-m"] if here else ["python", "-P", "-m"]
+    return f"source {shlex.quote(script)} && {shlex.join([*python, module, *words])}"

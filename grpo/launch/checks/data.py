@@ -1,5 +1,6 @@
 """The data files of a run, and the batches that are made of them."""
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 
+_MICRO = ("micro_train_batch_size", "micro_rollout_batch_size")
 _BOUND = re.compile(r"\s*(<\|\w+\|>)\s*")  # of a rendered message
 
 
@@ -79,7 +81,9 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
     if rollouts % args.train_batch_size or args.train_batch_size % ranks:
         what = f"--train_batch_size {args.train_batch_size} does not divide the {rollouts} rollouts of a global step"
         what += f" into batches for {ranks} ranks" if ranks > 1 else ""
-        yield Problem(what, f"set --train_batch_size {rollouts}, which is one optimizer step on all of them")
+        sizes = {f"--{name}": math.gcd(getattr(args, name), share) for name in _MICRO if share % getattr(args, name)}
+        also = "".join(f" {name} {size}" for name, size in sizes.items())
+        yield Problem(what, f"set --train_batch_size {rollouts}{also}, which is one optimizer step on all of them")
         return  # micro-batches that no setting gives follow from it
     if args.train_batch_size % least:
         what = f"--train_batch_size {args.train_batch_size} is not a multiple of --micro_train_batch_size x ranks"

@@ -61,7 +61,9 @@ def test_other_wrong_words_are_refused() -> None:
 
 
 def test_a_variable_of_another_trainer_is_named_and_refuses_nothing() -> None:
-    assert other_names.warn({"BETA": "0.1", "PATH": "/"}) == ["WARNING: BETA has no effect: use --init_kl_coef"]
+    assert other_names.warn({"BETA": "0.1", "PATH": "/"}) == [
+        "WARNING: BETA has no effect: use --init_kl_coef with --use_kl_loss"
+    ]
 
 
 def test_without_openrlhf_the_words_are_not_checked_and_the_help_has_our_flags(monkeypatch, capsys) -> None:
