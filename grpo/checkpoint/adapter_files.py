@@ -138,8 +138,10 @@ def read(folder: Path) -> Adapter:
     rank: Any = config.get("r")
     alpha: Any = config.get("lora_alpha")
     is_whole = type(rank) is int and 1 <= rank <= _LARGEST
-    if not (is_whole and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST):  # NaN is not
-        raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
+    # NaN is not. verl's merger has written 0, which scales the adapter away.
+    if not (is_whole and isinstance(alpha, int | float) and 0 < abs(alpha) <= _LARGEST):
+        what = f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid"
+        raise CheckpointError(what, "set them to the values of its training, or copy the adapter again")
     try:
         tensors, end, metadata = read_header(folder / WEIGHTS)
     except HeaderError as error:
