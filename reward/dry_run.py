@@ -4,6 +4,7 @@ import inspect
 import math
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,10 @@ def _paid(function: Callable[..., Any], path: Path, sample: dict[str, Any]) -> d
 
 
 def _call(function: Callable[..., Any], path: Path, sample: dict[str, Any], query: str, where: str) -> dict[str, Any]:
-    """Return what the function returns for a query, or its error."""
+    """Return what the function returns for a query, or its error. It is called in a thread, as in the run."""
     try:
-        value = function([query], [sample["prompt"]], [sample["label"]])
+        with ThreadPoolExecutor(1) as thread:
+            value = thread.submit(function, [query], [sample["prompt"]], [sample["label"]]).result()
     except (Exception, SystemExit) as error:
         return _error(f"fails {where}: {locate_error(error, path)}", "correct the file")
     try:

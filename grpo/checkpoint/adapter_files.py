@@ -106,8 +106,10 @@ def read(folder: Path) -> Adapter:
     rank: Any = config.get("r")
     alpha: Any = config.get("lora_alpha")
     is_whole = type(rank) is int and 1 <= rank <= _LARGEST
-    if not (is_whole and isinstance(alpha, int | float) and abs(alpha) <= _LARGEST):  # NaN is not
-        raise CheckpointError(f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid", _AGAIN)
+    # NaN is not. verl's merger has written 0, which scales the adapter away.
+    if not (is_whole and isinstance(alpha, int | float) and 0 < abs(alpha) <= _LARGEST):
+        what = f"{CONFIG} has r {rank} and lora_alpha {alpha}, which are not valid"
+        raise CheckpointError(what, "set them to the values of its training, or copy the adapter again")
     tensors, base = _read_weights(folder / WEIGHTS)
     stored = {_peft_name(name): name for name in tensors}
     by_name = {name: tensors[in_file] for name, in_file in stored.items()}

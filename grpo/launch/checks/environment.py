@@ -9,6 +9,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,9 @@ def _try(source: str, row: str, limits: RolloutLimits, given: str) -> Mapping[st
 
 def _play(kind: type[Environment], source: str, row: str, limits: RolloutLimits) -> dict[str, str]:
     make, policy = functools.partial(kind, *json.loads(row)), _FirstTool()
-    outcome, score = asyncio.run(play(make, policy, replace(limits, turns=min(2, limits.turns))))
+    with ThreadPoolExecutor(1) as thread:  # Ray plays outside of the main thread, where timers by signals fail
+        playing = play(make, policy, replace(limits, turns=min(2, limits.turns)))
+        outcome, score = thread.submit(asyncio.run, playing).result()
     line, fault = f'answer "1" -> reward {score.reward:g}, score {score.score:g}', outcome.fault
     failed = f"; the tool failed: {locate_error(outcome.tool_fault, Path(source))}" if outcome.tool_fault else ""
     if policy.called:

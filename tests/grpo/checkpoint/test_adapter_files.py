@@ -62,8 +62,8 @@ def test_values_that_bf16_cannot_hold_are_not_finite(tmp_path):
     assert adapter_files.non_finite(adapter_files.read(tmp_path)) == [name]
 
 
-@pytest.mark.parametrize("alpha", ["NaN", "Infinity", "1" + 400 * "0", '"16"', "null"])
-def test_an_alpha_that_is_no_number_is_refused(tmp_path, alpha):
+@pytest.mark.parametrize("alpha", ["NaN", "Infinity", "1" + 400 * "0", '"16"', "null", "0"])
+def test_an_alpha_that_scales_nothing_is_refused(tmp_path, alpha):
     write(tmp_path)
     (tmp_path / CONFIG).write_text((tmp_path / CONFIG).read_text().replace('"lora_alpha": 8', f'"lora_alpha": {alpha}'))
     with pytest.raises(CheckpointError, match=CONFIG):

@@ -150,6 +150,7 @@ def play_counter(environment_setting, monkeypatch, tmp_path):
         ({"START": "self.unset"}, "start failed (AttributeError"),
         ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError"),
         ({"SCORE": "float('nan')"}, "nan"),
+        ({"SCORE": "__import__('signal').signal(14, print)"}, "main thread"),
         ({"async def score": "def score"}, "score failed (TypeError"),
         ({"def score": "def points"}, "constructor failed (TypeError"),
         ({"SUM": "return self.unset"}, 'add({"number": 1})'),

@@ -28,6 +28,7 @@ def make_function(body: str) -> str:
     return f"import time\ndef reward_func(queries, prompts, labels):\n    {body}\n"
 
 
+TIMED = "from math_verify import parse\n" + make_function("return [float(bool(parse(label))) for label in labels]")
 PRINTING = "import threading, time\nprint('{')\n" + make_function(
     "threading.Thread(target=time.sleep, args=(600,)).start(); print('x'); return 1.0"
 )
@@ -57,6 +58,7 @@ def test_a_working_reward_is_no_problem(find_problems):
         (make_function("import os; os._exit(7)"), "code 7"),
         (make_function("return {'rewards': 1, 'extra_logs': {'kl': 1}}"), "'kl'"),
         (make_function("return 1.0 if '-8675309' not in queries[0] else {}['reward']"), "KeyError"),
+        (TIMED, "parsing_timeout=None"),  # its timer works in the main thread alone, where no run calls it
     ],
 )
 def test_each_fault_is_named_with_the_file(find_problems, text, names):
