@@ -79,7 +79,7 @@ def test_names_are_short_and_a_path_may_have_blanks(tmp_path):
     ("text", "weights", "what"),
     [
         ("single single", "", "single"), ("a/guess.py b/guess.py", "", "guess"),
-        *(("single retrieval", weights, f"'{weights}' for 2") for weights in ("1", "1 -1", "0 0", "1 nan", "1 much")),
+        *(("single retrieval", weights, f"'{weights}' for 2") for weights in ("1", "2 -1", "0 0", "1 nan", "1 much")),
     ],
 )  # fmt: skip
 def test_a_mixture_that_cannot_be_is_refused(text, weights, what):

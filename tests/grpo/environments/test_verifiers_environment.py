@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 
 from data import verifiers as data_verifiers
-from grpo.environments import loading
+from grpo.environments import environment
 from grpo.environments.conversation import hold_conversation
 from grpo.environments.environment import SetupError, load
 from grpo.rollout.harmony import template_for
@@ -137,7 +137,7 @@ def roll_out_script(kind, script, label=None, **limits):
 
 
 def test_the_remedy_names_a_file_that_pins_the_package(monkeypatch):
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="verifiers") as raised:
         load("verifiers:wordle")
     file = raised.value.problem.remedy.split()[-1]
