@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -155,7 +156,8 @@ def test_endless_code_ends_at_its_deadline_with_its_process(code):
 
 
 def test_processor_time_is_limited_even_if_nobody_waits():
-    assert attack("while True: pass", seconds=60) == [None]
+    started = time.monotonic()
+    assert attack("while True: pass", seconds=120) == [None] and time.monotonic() - started < 100
 
 
 def test_memory_is_limited_and_state_survives_it():
