@@ -14,7 +14,7 @@ from grpo.stack.problem import UserError
 from scripts import export_model
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors", NAME)
-TRAINER = ("rank_0.pt", "rank_1.pt", "state.pt", NAME)
+TRAINER = ("rank_0.safetensors", "rank_1.safetensors", "state.safetensors", NAME)
 FILES = [*(f"adapter/{name}" for name in ADAPTER), *(f"trainer/{name}" for name in TRAINER)]
 PLACES = (0.0, 0.5)  # of a file; test_digests.py changes every byte
 
