@@ -13,7 +13,7 @@ from grpo.launch.supervise import driver_error
 from grpo.model import model_files
 from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.rollout import chat_template, thinking
-from grpo.stack import cluster, zygote
+from grpo.stack import cluster
 from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor
@@ -31,12 +31,8 @@ _judge: list[Any] = []  # it lives as long as this handle
 
 
 def validate(args: argparse.Namespace) -> None:
-    """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors.
-
-    All is imported, and no threads have started, so that the zygote can be forked.
-    """
+    """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
-    zygote.start(["grpo.train.worker", "vllm.v1.engine.async_llm", "vllm.v1.worker.cpu_worker"])
     driver_error.install()
 
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.launch.supervise import no_ray_agent
-from grpo.stack import zygote
-
 NOTICE_SECONDS = 3.0  # until Ray ends after one of its processes
 # In the folder of a run: what `ray start` writes once the cluster is up, and Ray's logs
 ADDRESS, LOGS = "ray/ray_current_cluster", "ray/session_latest/logs"
@@ -55,14 +52,12 @@ def start_command(head: RayHead, base_dir: Path) -> list[str]:
 
 
 def main() -> None:
-    """Act as the `ray` command, with changes that it has no option for.
+    """Act as the `ray` command, with two changes that it has no option for.
 
     It starts no client server, and waits longer for the raylet, whose agents are imported first: on a busy machine, or
     from a network disk that has not been read yet, that takes more than the usual 30 seconds.
-    Its workers are forked from the zygote, if there is one. It starts no dashboard, not even one that serves nothing,
-    and no agent of it.
     """
-    from ray._private import node, services
+    from ray._private import services
     from ray.scripts import scripts
 
     get_node, until = services.get_node, time.monotonic() + 120
@@ -78,19 +73,7 @@ def main() -> None:
 
     scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")
     services.get_node = wait_for_node
-    start = services.start_raylet
-    services.start_raylet = lambda *words, **named: start(*map(_choose_set_up, words), **named)
-    node.Node.start_api_server = lambda *_, **__: None  # type: ignore[method-assign]
-    python = services._build_python_executable_command_memory_profileable
-    services._build_python_executable_command_memory_profileable = lambda part, *rest: (
-        [sys.executable, "-S", no_ray_agent.__file__] if part == "dashboard_agent" else python(part, *rest)
-    )
     scripts.main()
-
-
-def _choose_set_up(word: Any) -> Any:
-    """Return the path of the zygote's client in place of that of Ray's own set-up script for workers."""
-    return zygote.__file__ if str(word).endswith("/setup_worker.py") else word
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from grpo.launch import signals
 from grpo.launch.hang import HangWatch
 from grpo.launch.supervise import base_dir, driver_error, guard, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.stack import machine, rendezvous, zygote
+from grpo.stack import machine, rendezvous
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
@@ -111,8 +111,6 @@ class _Supervisor:
         self._show(f"starting Ray ({gpus})")
         started, file, address = time.monotonic(), self.folder / ray_head.ADDRESS, ""
         self.environment |= ray_head.variables() | rendezvous.variables(self.folder / "rendezvous")
-        if is_cpu_stack():
-            self.environment[zygote.VARIABLE] = str(self.folder / "zygote")
         self.ray = self._spawn(ray_head.start_command(head, self.folder), RAY_LOG)
         while not address:
             self._tick()
@@ -120,9 +118,6 @@ class _Supervisor:
             if time.monotonic() - started > RAY_SECONDS:
                 raise _Over(f"Ray did not start within {RAY_SECONDS:.0f} s", RAY_LOG)
         self.environment["RAY_ADDRESS"] = address
-        if is_cpu_stack():
-            run = processes.find_run_processes(self.run_id)
-            self.environment |= zygote.list_ray_variables(process.pid for process in run)
         self._show(f"Ray is up at {address} after {time.monotonic() - started:.0f} s")
 
     def _spawn(self, command: Sequence[str], log: str) -> "subprocess.Popen[bytes]":
