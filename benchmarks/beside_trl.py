@@ -196,7 +196,7 @@ def train_with_trl(steps: int, seed: int, out: Path) -> None:
 
 def main() -> None:
     """Measure, print a line for each run, and write all numbers to the file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=42, help="of the first round")

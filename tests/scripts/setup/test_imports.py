@@ -12,9 +12,11 @@ from .sandbox import ROOT
 
 PACKAGES = ("data", "eval", "grpo", "patches", "reward", "scripts", "benchmarks")
 
-# Users install these by hand. vLLM's build for GPUs has `triton_kernels`, and names it so when it starts.
+# Users install these by hand, or a benchmark does elsewhere. vLLM's build for GPUs has `triton_kernels`, and names it so
+# when it starts.
 OPTIONAL = {
     "trackio",
+    "trl",
     "triton_kernels",
     "verifiers",
     "grpo.environments.verifiers_environment",
