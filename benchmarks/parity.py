@@ -192,7 +192,8 @@ def compare_with_replay(what: str, engine: Engine, model: Any, tokenizer: Any) -
     recorded = [torch.from_numpy(response["routing"]) for response in responses]  # [tokens, layers, choices]
     # Of the pass that sampled the last tokens, which go through no pass themselves.
     distinct = count_experts(torch.stack([choices[-2] for choices in recorded]))
-    note(without_replay_nat=free, distinct_experts=distinct)
+    measured = {"without_replay_nat": free, "distinct_experts": distinct}
+    note(**measured)  # also if the comparison fails
     longest = max(len(response["observation_tokens"]) for response in responses)
     with routing.replay_choices(model, recorded, longest, next(model.parameters()).device) as replay:
         found = score(model, prompts, answers, tokenizer)
@@ -200,7 +201,7 @@ def compare_with_replay(what: str, engine: Engine, model: Any, tokenizer: Any) -
     differing, choices = replay.counts()
     passed, share = judge(f"{what}, with routing replay", found), differing / choices
     line = f"{passed.line}; without replay {free:.4f}, as {share:.1%} of the choices differ"
-    return Passed(line, {**passed.numbers, "choices_differing": share})
+    return Passed(line, {**passed.numbers, **measured, "choices_differing": share})
 
 
 def count_experts(choices: torch.Tensor) -> float:

@@ -12,8 +12,8 @@ from .sandbox import ROOT
 
 PACKAGES = ("data", "eval", "grpo", "patches", "reward", "scripts", "benchmarks")
 
-# Users install these by hand, or a benchmark does elsewhere. vLLM's build for GPUs has `triton_kernels`, and names it so
-# when it starts.
+# Users install these by hand, or a benchmark does elsewhere. vLLM's build for GPUs has `triton_kernels`, and names it
+# so when it starts.
 OPTIONAL = {
     "trackio",
     "trl",
