@@ -71,6 +71,7 @@ DEFAULTS = {
     "overlong_penalty_factor": 0.5,
     "policy_loss_type": "ppo",
     "seed": 42,
+    "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "top_p": 1.0,
     "use_tensorboard": True,
     "zero_stage": 3,

@@ -67,7 +67,9 @@ class Run:
 
     def list_processes(self) -> dict[int, str]:
         """Ids and command lines. By descent: Ray's agents write their titles over their environments."""
-        return {child.pid: " ".join(child.cmdline()) for child in psutil.Process(self.launcher.pid).children(True)}
+        children = psutil.Process(self.launcher.pid).children(True)
+        live = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return {child.pid: " ".join(child.cmdline()) for child in live}
 
     def read_driver(self) -> dict[str, str]:
         """The environment of the driver, which has everything that a member of the run needs."""

@@ -1,4 +1,4 @@
-"""A trainer that is saved and resumed goes on as one that was not, on any number of ranks."""
+"""A trainer that is saved and resumed goes on as one that was not, with as many ranks."""
 
 import json
 import shutil
