@@ -126,7 +126,7 @@ def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Ru
     run.end()
     assert not base.exists()
     left = run.folder.parent
-    assert (run.folder / "logs" / "ray" / "raylet.out").is_file()
+    assert any((run.folder / "logs").glob("ray-*/raylet.out"))
     assert find_holders(left, token) == find_holders(left, doors.PLANTED) == []
     written = [run.folder, *run.folder.rglob("*"), *run.checkpoints.rglob("*")]
     assert len(written) > 20 and not [path for path in written if path.stat().st_mode & 0o077]
