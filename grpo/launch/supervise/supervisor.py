@@ -71,8 +71,8 @@ class _Supervisor:
         (self.folder / "tmp").mkdir()
         self.environment = {**job.environment, "TMPDIR": str(self.folder / "tmp"), "PYTHONUNBUFFERED": "1"}
         self.environment[driver_error.FILE_VARIABLE] = str(kept.absolute())
-        self.folders = {"the logs": job.log_dir, "temporary files": self.folder, "shared memory": machine.SHM}
-        self.folders |= job.folders
+        own = {"the logs": job.log_dir, "temporary files": self.folder, "shared memory": machine.SHM}
+        self.folders = own | dict(job.folders)
         self.ray: subprocess.Popen[bytes] | None = None  # which must live as long as the driver
         self.told: int | None = None  # a signal that lets the run save first, until then
         self.save_until: float | None = None
@@ -181,7 +181,10 @@ class _Supervisor:
             self._show(f"{signals.get_name(number)}: ending the run (at most {self.job.grace:.0f} s)")
         left = processes.end_all(self.run_id, self.job.grace, self.foreign)
         with contextlib.suppress(OSError):  # a full disk, or no Ray
-            shutil.copytree(self.folder / ray_head.LOGS, self.job.log_dir / time.strftime("ray-%Y%m%d-%H%M%S"))
+            kept = self.job.log_dir / time.strftime("ray-%Y%m%d-%H%M%S")
+            shutil.copytree(self.folder / ray_head.LOGS, kept)
+            for path in (kept, *kept.rglob("*")):
+                path.chmod(path.stat().st_mode & 0o700)  # Ray lets everybody into its folders
         base_dir.delete(self.folder)
         os.close(self.held)
         self._show(*filter(None, [left]), *self.job.progress())
