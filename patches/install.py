@@ -114,7 +114,7 @@ class Installed:
             return tree.git(Path(scratch), "diff", "--no-index", "--no-prefix", "--no-renames", "a", "b", good=(0, 1))
 
     def change(self, *, reverts: bool) -> None:
-        """Apply the series, or revert it. The next call mends a killed one. Raises LOCKED under a run, or FAILED."""
+        """Apply or revert the series. The next call mends a killed one. Raises LOCKED during a run, or FAILED."""
         try:
             with self._lock():
                 if (original := self.find_original()) == self.package:

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -156,8 +155,8 @@ def test_endless_code_ends_at_its_deadline_with_its_process(code):
 
 
 def test_processor_time_is_limited_even_if_nobody_waits():
-    started = time.monotonic()
-    assert attack("while True: pass", seconds=120) == [None] and time.monotonic() - started < 100
+    """Without the limit, the test itself runs out of time."""
+    assert attack("while True: pass", seconds=86_400) == [None]
 
 
 def test_memory_is_limited_and_state_survives_it():
