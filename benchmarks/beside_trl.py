@@ -12,6 +12,7 @@ reading is lost. Memory is the largest sum of PSS, read once a second.
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -50,6 +51,9 @@ class Meter:
 
     def run(self, command: list[str], environment: dict[str, str]) -> None:
         """Raise CalledProcessError if the command fails."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0):  # orphans of the run before: their seconds are not this one's
+                pass
         process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdin=subprocess.DEVNULL)
         looks = 0
         while process.poll() is None:
@@ -210,7 +214,7 @@ def main() -> None:
         return
     lines, results = [], []
     for seed in range(asked.seed, asked.seed + asked.rounds):
-        for who in ("trl", "ours") if not asked.only else (asked.only,):
+        for who in ("ours", "trl") if not asked.only else (asked.only,):
             result = measure_trl(asked.steps, seed) if who == "trl" else measure_ours(asked.steps, seed, asked.flags)
             results.append({"who": who, "seed": seed} | result)
             rewards = result["rewards"]

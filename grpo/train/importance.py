@@ -82,8 +82,6 @@ def compute_weights(
         elif kind == "mis":
             mean = average_by_rollout(log_ratio, mask, rollouts).exp()
             kept = kept & (mean >= low) & (mean <= high)  # of all its rows, or of none
-        elif kind != "tis":
-            raise ValueError(f"unknown importance correction {kind!r}; tis, icepop and mis are known")
         weight = torch.where(kept, weight, 0.0)
         # Not equal rather than above: a weight that was set to 0 is cut, too.
         return weight, {"importance_cut": (weight != ratio).float(), "importance_weight": weight}

@@ -171,8 +171,7 @@ class PolicyLoss(nn.Module):
             advantages, action_mask: ``[B, A]``.
 
         Raises:
-            ValueError: for an unknown kind of correction; with the correction, for rollouts without log-probs of the
-                engine.
+            ValueError: for rollouts without log-probs of the engine, with the correction.
         """
         args, mask, self.per_token = self.args, action_mask.bool(), {}
         if (limit := args.advantage_clip) is not None:

@@ -57,19 +57,11 @@ def number_rollouts(micro_batch: Batch) -> torch.Tensor:
 
 
 def group_by_optimizer_step(micro_batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Yield lists of `size` micro-batches, each the optimizer batch of this rank.
-
-    Raises:
-        RuntimeError: if the last one is incomplete; the launcher refuses such sizes.
-    """
+    """Yield lists of `size` micro-batches, each the optimizer batch of this rank."""
     batch: list[Batch] = []
     for micro_batch in micro_batches:
         batch.append(micro_batch)
         if len(batch) == size:
             yield batch
             batch = []  # not cleared: whoever got it empties it
-    if batch:
-        raise RuntimeError(
-            f"{len(batch)} micro-batches are left over, less than an optimizer batch: make the rollouts of a step a "
-            "multiple of --train_batch_size"
-        )
+    assert not batch, "the launcher refuses rollouts of a step that are no multiple of --train_batch_size"

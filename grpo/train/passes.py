@@ -4,7 +4,6 @@ With the recipe as shipped it makes none: nothing reads log-probs before the upd
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import cast
 
 import ray
@@ -86,26 +85,14 @@ def set_old_log_probs(forward: Callable[..., torch.Tensor], optimizer_batches: S
         one.action_log_probs = forward(one.sequences, one.action_mask, one.attention_mask, one.routing)
 
 
-def replay_routing(
-    actor: nn.Module, sequences: torch.Tensor, routings: Sequence[torch.Tensor] | None
-) -> AbstractContextManager[routing.Replay | None]:
-    """Let the actor's routers take recorded choices within the context, if there are any.
-
-    Args:
-        sequences: of the micro-batch, ``[B, S]``.
-        routings: of its rows.
-    """
-    device = get_accelerator().current_device_name()
-    return routing.replay_choices(actor, routings, sequences.shape[1], device)
-
-
 def replay_each(actor: nn.Module, micro_batches: Iterable[Batch]) -> Iterator[Batch]:
     """Yield micro-batches. The actor's routers take the choices recorded for one until the next is drawn.
 
     Backward passes need them, too: they compute layers again.
     """
     for micro_batch in micro_batches:
-        with replay_routing(actor, micro_batch.sequences, micro_batch.routing) as replay:
+        length, device = micro_batch.sequences.shape[1], get_accelerator().current_device_name()
+        with routing.replay_choices(actor, micro_batch.routing, length, device) as replay:
             micro_batch.replay = replay
             yield micro_batch
 

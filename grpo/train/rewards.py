@@ -14,6 +14,23 @@ from reward import settings
 
 logger = logging.getLogger("openrlhf.grpo.rewards")
 
+_REASONS = {  # why a rollout has no reward, with the remedy, by the log that counts it
+    "ended_by_error": (
+        "ended by an error of the environment, which the engines' log has",
+        "try the environment with ./train_grpo.sh --check",
+    ),
+    "token_mismatch": (
+        "had log-probs from the engine that are not finite or belong to other tokens, which logs/driver.log names",
+        "if an update destroyed the adapter, continue from an earlier step with a lower --actor_learning_rate",
+    ),
+    "ended_by_length": ("ran out of tokens before a first turn", "raise --prompt_max_len"),
+    "ended_by_time": ("ran out of time before a first turn", "raise --rollout_seconds"),
+}
+_FAULT_OF_REWARD = (
+    "are of a reward function that failed",
+    "its first traceback is in logs/driver.log of the run directory; ./train_grpo.sh --check calls it once",
+)
+
 
 def scalar(value: object) -> float:
     """Return a number, or a tensor or list that starts with one, as a float; NaN for anything else.
@@ -75,33 +92,12 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
 
 
 def explain_missing_rewards(samples: Sequence[Sample]) -> UserError:
-    """Return the error of a batch in which no rollout has a reward, with the likely reason."""
-    faults, by_length, by_time, mismatched = (
-        int((_read_log(samples, key) > 0).sum())
-        for key in ("ended_by_error", "ended_by_length", "ended_by_time", "token_mismatch")
-    )
-    has_environment, number = "ended_by_error" in samples[0].info, len(samples)
-    if has_environment and faults:
-        return UserError(
-            f"the environment gave none of {number} rollouts a reward, and an error of its own ended {faults}; the "
-            "engines' log has the error",
-            "try the environment with ./train_grpo.sh --check",
-        )
-    if has_environment:  # too little room or time for a first turn, or tokens that differ from the engine's
-        return UserError(
-            f"none of {number} rollouts has a reward, and no error of the environment ended one: {by_length} ran out "
-            f"of tokens, {by_time} out of time, and {mismatched} had other tokens than the engine (see its log)",
-            "raise --prompt_max_len if the first messages have no room, and --rollout_seconds if the time is too short",
-        )
-    if mismatched == number:
-        return UserError(
-            f"all {number} rollouts have log-probs from engines that are not finite or belong to other tokens",
-            "logs/driver.log names the tokens. If an update destroyed the adapter, continue from an earlier step with "
-            "a lower --actor_learning_rate",
-        )
+    """Return the error of a batch in which no rollout has a reward, with the reasons that were counted."""
+    counts = {key: int((_read_log(samples, key) > 0).sum()) for key in _REASONS}
+    found = [(counts[key], *_REASONS[key]) for key in counts if counts[key]] or [(len(samples), *_FAULT_OF_REWARD)]
+    reasons = ", ".join(f"{number} {reason}" for number, reason, _ in found)
     return UserError(
-        f"the reward function failed for all {number} rollouts of the step",
-        "its first traceback is in logs/driver.log of the run directory; ./train_grpo.sh --check calls it once",
+        f"none of {len(samples)} rollouts has a reward: {reasons}", "; ".join(remedy for *_, remedy in found)
     )
 
 

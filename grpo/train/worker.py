@@ -30,6 +30,7 @@ from grpo.lora import sync
 from grpo.metrics.token_recorder import ActorMetrics
 from grpo.model import cpu_matmul, expert_lora, loading, model_files, vocabulary, zero
 from grpo.model.architecture import OF_ENGINE, Architecture
+from grpo.model.routing import replay_choices
 from grpo.model.shared_base import Description, MappedBase
 from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
@@ -230,7 +231,7 @@ class PolicyWorker(BaseModelActor):
         """
         device = get_accelerator().current_device_name()
         self.actor.eval()
-        with passes.replay_routing(self.actor, sequences, routing):
+        with replay_choices(self.actor, routing, sequences.shape[1], device):
             inputs = (tensor.to(device) for tensor in (sequences, action_mask, attention_mask))
             log_probs: torch.Tensor = self.actor(*inputs)
         self.actor.train()

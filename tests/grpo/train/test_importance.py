@@ -47,12 +47,6 @@ def test_weights_are_their_formula_and_say_what_they_cut(kind, numbers):
         assert float(values["importance_cut"][row, at]) == is_cut
 
 
-@pytest.mark.parametrize("kind", ["", "TIS"])
-def test_an_unknown_kind_is_refused_and_not_taken_for_another(kind):
-    with pytest.raises(ValueError, match="unknown importance correction"):
-        importance.compute_weights(torch.zeros(1, 1), torch.ones(1, 1).bool(), torch.zeros(1).long(), kind, (LOW, HIGH))
-
-
 def test_the_binary_kl_is_that_of_two_outcomes_and_bounds_any_kind():
     generator = torch.Generator().manual_seed(0)
     engine, trainer = torch.rand(2, 2, 3, generator=generator, dtype=torch.float64)
