@@ -115,7 +115,8 @@ def find_flag(name: str) -> str | None:
     return _OWNED.get(name) or TRL.get(name) or next(by_end, None)
 
 
-def warn(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that another trainer reads, perhaps for another program."""
-    names = [name for name in sorted(environ) if name.isupper() and name.lower() in TRL]
-    return [f"WARNING: {name} has no effect: use {TRL[name.lower()]}" for name in names]
+def refuse_variables(environ: Mapping[str, str]) -> None:
+    """Raise UserError for a variable with another trainer's name: it would silently have no effect."""
+    for name in sorted(environ):
+        if name.isupper() and (flag := TRL.get(name.lower())):
+            raise UserError(f"the variable {name} is not read by this project", f"unset {name}, and use {flag}")

@@ -13,6 +13,7 @@ SWITCH = argparse.BooleanOptionalAction
 HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
 SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
 _COUNT = at_least(1)
+_BELOW_ONE = Number(float, "a number from 0 up, below 1", lambda value: 0 <= value < 1)
 _RATE = Number(
     float,
     f"a number above 0 and below {HIGHEST_RATE:g}: 1e-6 to 1e-4 is usual, and 2e-3 for the tiny model",
@@ -23,10 +24,14 @@ _RATE = Number(
 _TYPES = {
     "actor_learning_rate": _RATE,
     "dual_clip": above(1, "a number above 1: less would clip every token"),
-    "eps_clip": above(0),
+    "adam_betas": _BELOW_ONE,
+    "aux_loss_coef": at_least(0, float),
+    "eps_clip": Number(float, "a number between 0 and 1", lambda value: 0 < value < 1),
     "eval_steps": INTERVAL,
-    "eval_temperature": at_least(0, float),
+    "eval_temperature": Number(float, "a number from 0 to 2", lambda value: 0 <= value <= 2),
+    "gamma": POSITIVE_SHARE,
     "init_kl_coef": at_least(0, float, "a number from 0 up: less would reward distance from the reference"),
+    "l2": at_least(0, float),
     "lora_alpha": _COUNT,
     "lr_warmup_ratio": SHARE,
     "max_ckpt_num": _COUNT,
@@ -35,7 +40,9 @@ _TYPES = {
     "save_steps": INTERVAL,
     "seed": SEED,
     "stop_properly_penalty_coef": SHARE,
-    "temperature": above(0, "a number above 0, at which all rollouts of a prompt would be equal"),
+    "temperature": Number(
+        float, "a number above 0, where all rollouts of a prompt are equal, up to 2", lambda value: 0 < value <= 2
+    ),
     "top_p": POSITIVE_SHARE,
     "generate_max_len": at_least(SHORTEST, int, f"{SHORTEST} or more: a short answer takes about 10 tokens"),
     "vllm_gpu_memory_utilization": POSITIVE_SHARE,
@@ -44,7 +51,7 @@ _TYPES = {
         *("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"),
         *("rollout_batch_size", "n_samples_per_prompt", "prompt_max_len", "train_batch_size"),
         *("micro_train_batch_size", "micro_rollout_batch_size", "num_episodes", "max_epochs"),
-        "eval_n_samples_per_prompt",
+        *("eval_n_samples_per_prompt", "logging_steps", "max_len", "max_samples"),
     ),
     _COUNT,
 )

@@ -85,6 +85,7 @@ def fill(asked: Asked, words: Sequence[str], read_recorded: Callable[[str], Aske
         UserError: for wrong words.
     """
     _refuse_secrets(words)
+    other_names.refuse_variables(os.environ)
     parser, (script_words, user_words) = make_parser(), split(words)
     script, user = _parse_given(parser, script_words), _parse_given(parser, user_words)
     options = {name: value for name, value in (script | user).items() if name in OPTIONS}
@@ -112,6 +113,8 @@ def fill(asked: Asked, words: Sequence[str], read_recorded: Callable[[str], Aske
     values = base | box | edits | user
     asked.values = {name: values[name] for name in values if name not in OPTIONS and values[name] is not None}
     asked.sources = {name: sources[name] for name in values if name not in OPTIONS}
+    if asked.gpus:
+        boxes.refuse_more(asked.gpus, {action.dest: action.default for action in parser._actions} | asked.values)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo.flags import other_names, parser
+from grpo.flags import parser
 from grpo.flags.parser import Asked
 from grpo.launch import (
     about,
@@ -117,7 +117,7 @@ def _main(asked: Asked) -> int:
     cluster = _check_admission(asked, config, plan, folder, run_judge)
     if cluster.problems:
         return _refuse_all(asked, cluster.problems)
-    warnings = [*cluster.warnings, *about.warn_of_gpus(), *other_names.warn(os.environ), *environment.describe(config)]
+    warnings = [*cluster.warnings, *about.warn_of_gpus(), *environment.describe(config)]
     warnings += optimizer_steps.warnings(config.args)
     done = resume.complete(config, plan, resume.resumed_step(config)) if asked.resume else []
     if asked.mode == "check":

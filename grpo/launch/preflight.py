@@ -13,7 +13,7 @@ from grpo.launch.checks.environment import check_environment
 from grpo.launch.checks.machine import check_disk, check_gpus, check_is_new, check_memory, check_ray
 from grpo.launch.checks.model import check_model
 from grpo.launch.checks.reward import check_reward
-from grpo.launch.checks.software import check_packages
+from grpo.launch.checks.software import check_kernel, check_packages
 from grpo.launch.checks.thinking import check_thinking
 from grpo.launch.config import Config
 from grpo.launch.plan import Plan
@@ -27,6 +27,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
     checks = (
         check_gpus(config, plan),  # first: without GPUs the rest does not matter
         check_packages(),
+        check_kernel(),
         check_patches(),
         _check_settings(config),
         check_memory(plan),

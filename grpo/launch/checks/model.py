@@ -14,6 +14,7 @@ from grpo.model.released import RELEASED, absence, as_model, id_without_owner
 from grpo.rollout import chat_template
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.hub import is_id
+from grpo.stack.json_files import read_bytes
 from grpo.stack.problem import Problem, UserError
 
 
@@ -119,5 +120,5 @@ def can_format_chats(folder: Path) -> bool:
 def has_chat_template(folder: Path) -> bool:
     """Return whether a tokenizer can format a chat."""
     config = folder / "tokenizer_config.json"
-    inside = config.is_file() and "chat_template" in config.read_text(encoding="utf-8", errors="replace")
+    inside = config.is_file() and b"chat_template" in read_bytes(config)
     return inside or (folder / "chat_template.jinja").is_file()

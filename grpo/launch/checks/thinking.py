@@ -6,6 +6,7 @@ from pathlib import Path
 
 from grpo.launch.config import Config
 from grpo.rollout.thinking import Budget, Delimiter, delimiter
+from grpo.stack.json_files import read_bytes
 from grpo.stack.problem import Problem, UserError
 from grpo.train.lengths import parse_stages
 
@@ -74,7 +75,7 @@ def _read_delimiter(args: Namespace) -> Delimiter | None:
     from tokenizers import Tokenizer  # imports in a fifth of a second
 
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_buffer(read_bytes(file))
     except Exception as error:  # tokenizers raises plain Exception
         raise UserError(f"{file} cannot be read ({error})", "download or copy the checkpoint again") from None
     return delimiter(args.thinking_delimiter, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)

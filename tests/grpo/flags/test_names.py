@@ -60,10 +60,10 @@ def test_other_wrong_words_are_refused() -> None:
         assert said in answer(word)
 
 
-def test_a_variable_of_another_trainer_is_named_and_refuses_nothing() -> None:
-    assert other_names.warn({"BETA": "0.1", "PATH": "/"}) == [
-        "WARNING: BETA has no effect: use --init_kl_coef with --use_kl_loss"
-    ]
+@pytest.mark.parametrize("mode", ["--dry-run", "--plan", "--check"])
+def test_a_variable_of_another_trainer_is_refused_like_its_flag(mode: str) -> None:
+    done = launch("--tiny", mode, environ={"BETA": "0.1"})
+    assert done.returncode == 2 and "BETA" in done.stderr and "--init_kl_coef" in done.stderr
 
 
 def test_without_openrlhf_the_words_are_not_checked_and_the_help_has_our_flags(monkeypatch, capsys) -> None:

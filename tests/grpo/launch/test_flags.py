@@ -128,12 +128,19 @@ def test_all_problems_are_listed_at_once() -> None:
     [
         *("--attn_implementation flash_attention_2", "--advantage_estimator gae", "--steps 0", "--lora_alpha 0"),
         *("--actor_learning_rate nan", "--actor_learning_rate 10", "--top_p 0", "--eval_temperature -1"),
-        *("--eps_clip -0.2", "--lr_warmup_ratio 3", "--max_norm nan", "--stage3_param_persistence_threshold -1"),
+        *(
+            "--eps_clip -0.2",
+            "--eps_clip 2",
+            "--lr_warmup_ratio 3",
+            "--max_norm nan",
+            "--stage3_param_persistence_threshold -1",
+        ),
         *("--eval_steps 0", "--save_steps -2", "--max_ckpt_num 0", "--seed -1", "--dynamic_filtering_batches 0"),
         *("--temperature 0", "--lr_scheduler cosin", "--vllm_gpu_memory_utilization 9", "--init_kl_coef -0.01"),
         *("--parity_limit nan", "--policy_loss_type reinforce", "--cispo_max_ratio 0.9", "--sapo_temperatures 1 0"),
         *("--generate_max_len 8", "--advantage_clip 0", "--vllm_is_max_kl 0", "--dual_clip 1", "--restarts -1"),
         *("--stop_properly_penalty_coef 2", "--overlong_penalty_factor -1", "--actor_num_nodes 0", "--max_epochs 0"),
+        *("--gamma 1.5", "--l2 -0.1", "--adam_betas 0.9 1", "--aux_loss_coef -1", "--temperature 3", "--max_len 0"),
         *("--hang_minutes inf", "--lora_rank many", "--actor_learning_rate 1e-6x", "--prompt_max_len -5"),
     ],
 )
