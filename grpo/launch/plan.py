@@ -10,8 +10,8 @@ from grpo.checkpoint import adapter_files
 from grpo.environments import settings
 from grpo.environments.mixture import Mixture
 from grpo.launch.checks import thinking
+from grpo.launch.checks.data import read_records
 from grpo.launch.config import Config
-from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import OPTIMIZER, WEIGHT, is_for_gpus, list_host_parts
 from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
