@@ -1,4 +1,4 @@
-"""The machine's resources: GPUs, memory, disk, writable places, a cluster to join."""
+"""The machine's memory and disk, the folders of a run, and a cluster to join."""
 
 import os
 import socket
@@ -6,44 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.launch import gpu_limits
 from grpo.launch.config import Config
-from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
-from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles, step_name
 from grpo.stack import machine
-from grpo.stack.checkout import is_cpu_stack
-from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
-
-
-def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Check the GPUs that Ray needs, unless it simulates them or they are in a cluster to join."""
-    if is_cpu_stack():
-        yield from _check_cpu_stack(config, plan)
-    elif not os.environ.get("RAY_ADDRESS"):
-        gpus, fault = machine.gpus(), machine.find_gpu_fault()
-        if len(gpus) < config.gpus:
-            what = f"{config.gpus} GPUs are needed, {len(gpus)} are visible" + (f" (NVML: {fault})" if fault else "")
-            counts = "--vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node"
-            see = "see nvidia-smi and CUDA_VISIBLE_DEVICES"
-            yield Problem(what, f"use a smaller box (--gpus), or lower {counts}; {see}")
-            return
-        for gpu in gpus[: config.gpus]:
-            if gpu.used > machine.GB:
-                what = f"{size(gpu.used)} of GPU {gpu.index} are in use"
-                yield Problem(what, "see nvidia-smi; wait, or use other GPUs")
-        yield from gpu_limits.problems(config)
-
-
-def _check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Refuse a model that is too large for CPUs, whether or not it is on this machine."""
-    model, gpus = config.args.pretrain, len(machine.gpus())
-    if model in RELEASED or (plan.model_bf16_bytes or 0) > LARGEST_ON_CPU:
-        what = f"MODEL {model} needs {format_count(config.gpus, 'GPU')}; there are {gpus}, and .venv has the CPU stack"
-        install = "scripts/setup.sh --gpu installs the GPU stack"
-        yield Problem(what, install if gpus else f"use a machine with GPUs, where {install}; or run with --tiny")
 
 
 def check_memory(plan: Plan) -> Iterator[Problem]:
