@@ -1,56 +1,82 @@
-"""Our flags, and what we change about OpenRLHF's: ranges, choices, defaults, and flags that nothing reads.
+"""Our flags, and what we change about OpenRLHF's: ranges, choices, defaults, help.
 
 A new flag is a call of `add_argument` here and the code that reads it as `args.NAME`. Then run
 `python -P -m grpo.flags --page > docs/flags.md`.
 """
 
 import argparse
+import math
 from collections.abc import Callable
 
-from grpo.flags.ranges import INTERVAL, POSITIVE_SHARE, SEED, SHARE, Number, above, at_least
+from grpo.flags.other_names import GONE
 
 SWITCH = argparse.BooleanOptionalAction
-HIGHEST_RATE = 0.1  # Adam moves each weight of the adapter by about the rate: one step would replace all of them
 SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
-_COUNT = at_least(1)
-_BELOW_ONE = Number(float, "a number from 0 up, below 1", lambda value: 0 <= value < 1)
-_RATE = Number(
-    float,
-    f"a number above 0 and below {HIGHEST_RATE:g}: 1e-6 to 1e-4 is usual, and 2e-3 for the tiny model",
-    lambda value: 0 < value < HIGHEST_RATE,
-)
+Read = Callable[[str], float]
 
+
+def _number(kind: type[int] | type[float], wanted: str, holds: Callable[[float], bool]) -> Read:
+    """Return a type for argparse: a number for which `holds`, which `wanted` says in words."""
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan  # for which no comparison holds
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return read
+
+
+def at_least(low: float, kind: type[int] | type[float] = int, wanted: str = "") -> Read:
+    name = "whole number" if kind is int else "number"
+    return _number(kind, wanted or f"a {name} from {low:g} up", lambda value: low <= value < math.inf)
+
+
+def above(low: float, wanted: str = "") -> Read:
+    return _number(float, wanted or f"a number above {low:g}", lambda value: low < value < math.inf)
+
+
+_COUNT, _NOT_NEGATIVE = at_least(1), at_least(0, float)
+_SHARE = _number(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
+_POSITIVE_SHARE = _number(float, "a share above 0, up to 1", lambda value: 0 < value <= 1)
+_INTERVAL = _number(int, "1 or more, or -1 for never", lambda value: value >= 1 or value == -1)
 # OpenRLHF's flags: what we accept
 _TYPES = {
-    "actor_learning_rate": _RATE,
+    # Adam moves each weight of the adapter by about the rate: a step of 0.1 would replace all of them
+    "actor_learning_rate": _number(
+        float,
+        "a number above 0 and below 0.1: 1e-6 to 1e-4 is usual, and 2e-3 for the tiny model",
+        lambda value: 0 < value < 0.1,
+    ),
+    "adam_betas": _number(float, "a number from 0 up, below 1", lambda value: 0 <= value < 1),
+    "aux_loss_coef": _NOT_NEGATIVE,
     "dual_clip": above(1, "a number above 1: less would clip every token"),
-    "adam_betas": _BELOW_ONE,
-    "aux_loss_coef": at_least(0, float),
-    "eps_clip": Number(float, "a number between 0 and 1", lambda value: 0 < value < 1),
-    "eval_steps": INTERVAL,
-    "eval_temperature": Number(float, "a number from 0 to 2", lambda value: 0 <= value <= 2),
-    "gamma": POSITIVE_SHARE,
+    "eps_clip": _number(float, "a number between 0 and 1", lambda value: 0 < value < 1),
+    "eval_steps": _INTERVAL,
+    "eval_temperature": _number(float, "a number from 0 to 2", lambda value: 0 <= value <= 2),
+    "gamma": _POSITIVE_SHARE,
+    "generate_max_len": at_least(SHORTEST, int, f"{SHORTEST} or more: a short answer takes about 10 tokens"),
     "init_kl_coef": at_least(0, float, "a number from 0 up: less would reward distance from the reference"),
-    "l2": at_least(0, float),
-    "lora_alpha": _COUNT,
-    "lr_warmup_ratio": SHARE,
-    "max_ckpt_num": _COUNT,
-    "max_norm": at_least(0, float),
+    "l2": _NOT_NEGATIVE,
+    "lr_warmup_ratio": _SHARE,
+    "max_norm": _NOT_NEGATIVE,
     "overlong_penalty_factor": at_least(0, float, "a number from 0 up: less would reward length"),
-    "save_steps": INTERVAL,
-    "seed": SEED,
-    "stop_properly_penalty_coef": SHARE,
-    "temperature": Number(
+    "save_steps": _INTERVAL,
+    "seed": _number(int, "a whole number from 0 to 4294967295", lambda value: 0 <= value < 2**32),
+    "stop_properly_penalty_coef": _SHARE,
+    "temperature": _number(
         float, "a number above 0, where all rollouts of a prompt are equal, up to 2", lambda value: 0 < value <= 2
     ),
-    "top_p": POSITIVE_SHARE,
-    "generate_max_len": at_least(SHORTEST, int, f"{SHORTEST} or more: a short answer takes about 10 tokens"),
-    "vllm_gpu_memory_utilization": POSITIVE_SHARE,
+    "top_p": _POSITIVE_SHARE,
+    "vllm_gpu_memory_utilization": _POSITIVE_SHARE,
 } | dict.fromkeys(
     (
         *("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"),
-        *("rollout_batch_size", "n_samples_per_prompt", "prompt_max_len", "train_batch_size"),
-        *("micro_train_batch_size", "micro_rollout_batch_size", "num_episodes", "max_epochs"),
+        *("rollout_batch_size", "n_samples_per_prompt", "prompt_max_len", "train_batch_size", "lora_alpha"),
+        *("micro_train_batch_size", "micro_rollout_batch_size", "num_episodes", "max_epochs", "max_ckpt_num"),
         *("eval_n_samples_per_prompt", "logging_steps", "max_len", "max_samples"),
     ),
     _COUNT,
@@ -83,43 +109,22 @@ DEFAULTS = {
     "use_tensorboard": True,
     "zero_stage": 3,
 }
-# OpenRLHF's flags that nothing reads here, or that do not work, and why. They keep OpenRLHF's defaults.
-_SINKS = "it switches to flash attention, which drops gpt-oss's attention sinks"
-_SHARES = "loading and sync assume that each rank holds one share of every parameter"
-_CRITIC = "there is no critic: groups of rollouts take its place"
-GONE = {
-    "critic_learning_rate": _CRITIC,
-    "critic_num_gpus_per_node": _CRITIC,
-    "critic_num_nodes": _CRITIC,
-    "critic_pretrain": _CRITIC,
-    "freezing_actor_steps": _CRITIC,
-    "lambd": _CRITIC,
-    "save_value_network": _CRITIC,
-    "value_clip": _CRITIC,
-    "disable_ds_ckpt": "checkpoints hold the adapter and its optimizer state alone; --save_steps -1 saves none",
-    "max_ckpt_mem": "checkpoints are small; --max_ckpt_num limits them",
-    "save_hf_ckpt": "each checkpoint has its adapter in PEFT's format; scripts.export_model merges it",
-    "ema_beta": "--enable_ema would load a second copy of the model",
-    "eval_split": "--eval_dataset is one file",
-    "prompt_split": "--prompt_data is one file",
-    "prompt_data_probs": "--prompt_data is one file",
-    "kl_horizon": "--init_kl_coef does not adapt",
-    "kl_target": "--init_kl_coef does not adapt: checkpoints do not store it",
-    "use_dynamic_batch": "packing batches of varying size drops gpt-oss's attention sinks",
-    "vllm_sync_backend": "only the adapter goes to the engines, through Ray",
-    "vllm_sync_with_ray": "only the adapter goes to the engines, always through Ray",
-    "async_train": "its trainer writes no metrics.jsonl or eval.jsonl; --pipeline samples while the actor trains",
-    "deepcompile": "it does not work with gpt-oss",
-    "deepspeed_enable_sleep": "it moves what --offload and --adam_offload keep on the host",
-    "ds_tensor_parallel_size": _SHARES,
-    "enable_ema": "it would load a second copy of the model",
-    "load_checkpoint": "it reads DeepSpeed's checkpoints, which contain the whole model; --resume RUN_DIR reads ours",
-    "load_in_4bit": "it requantizes an MXFP4 model to NF4",
-    "lora_dropout": "the actor's log-probs would differ from those of the engines, which drop nothing",
-    "packing_samples": _SINKS,
-    "ring_attn_size": _SINKS,
-    "use_liger_kernel": "it does not work with gpt-oss",
-    "zpg": _SHARES,
+# What OpenRLHF's main flags mean here
+HELP = {
+    "pretrain": "the model: a folder, or a hub id that is already in the hub's cache",
+    "prompt_data": "the training problems, a .jsonl file",
+    "eval_dataset": "the held-out problems; without it, eval.jsonl beside the training problems",
+    "remote_rm_url": "your reward: .py files, or the URL of a server; without it, this project's",
+    "rollout_batch_size": "prompts of a global step",
+    "n_samples_per_prompt": "rollouts of a prompt: its group",
+    "train_batch_size": "rollouts, not prompts, of an optimizer step",
+    "generate_max_len": "the most tokens of a response",
+    "actor_learning_rate": "the peak of the learning rate",
+    "init_kl_coef": "weight of the KL to the starting policy, in the reward or, with --use_kl_loss, in the loss",
+    "kl_estimator": "what the metric kl reports; with --use_kl_loss, the gradient is that of the KL itself",
+    "eps_clip": "the ratio of a token is clipped this far from 1",
+    "target_modules": "projections of the attention, and experts",
+    "agent_func_path": "an agent of OpenRLHF's; --environment names an environment",
 }
 
 
@@ -130,6 +135,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         action.type = _TYPES.get(action.dest, action.type)
         action.choices = CHOICES.get(action.dest, action.choices)
+        action.help = HELP.get(action.dest, action.help)
     _add_model(parser.add_argument_group("Model and adapter"))
     _add_rollouts(parser.add_argument_group("Rollouts and their length"))
     _add_algorithm(parser.add_argument_group("Algorithm"))
