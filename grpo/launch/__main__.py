@@ -30,12 +30,12 @@ from grpo.launch import (
 from grpo.launch.checks import environment, reward
 from grpo.launch.checks.gpus import warn_of_gpus
 from grpo.launch.config import Config, resolve
+from grpo.launch.flags import make_trainer_words, make_variables
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, make_plan, shortfall
 from grpo.launch.restarts import REFUSED, end_restarts
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import guard, joined_cluster
-from grpo.launch.trainer_flags import make_trainer_words, make_variables
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.stack import command, machine

@@ -11,7 +11,7 @@ from grpo.launch import cost, flags, gpu_memory, judge
 from grpo.launch.checks import reward, software
 from grpo.launch.checks.data import check_data
 from grpo.launch.checks.environment import check_environment
-from grpo.launch.checks.gpus import check_gpu_memory, check_gpus, describe_placement
+from grpo.launch.checks.gpus import check_gpu_memory, check_gpus
 from grpo.launch.checks.machine import check_disk, check_is_new, check_memory, check_ray
 from grpo.launch.checks.model import check_model, check_thinking
 from grpo.launch.config import Config
@@ -46,11 +46,10 @@ def problems_anywhere(config: Config) -> list[Problem]:
 
 
 def describe(plan: Plan, config: Config, run_judge: RunJudge) -> list[str]:
-    """Return what a run is, in lines for people: its plan, its GPUs, its reward, its cost."""
+    """Return what a run is, in lines for people: its plan, its reward, its cost."""
     return [
         software.describe(),
         *describe_plan(plan, config),
-        *describe_placement(config),
         *gpu_memory.describe(config),
         *reward.describe(config),
         *judge.describe(run_judge, config),

@@ -1,4 +1,4 @@
-"""The GPUs of a run: whether there are enough, what does not fit on them, with what would fit, and who gets which."""
+"""The GPUs of a run: whether there are enough, and what does not fit on them, with what would fit."""
 
 import os
 from collections.abc import Iterator
@@ -12,10 +12,9 @@ from grpo.launch.plan import Plan, size
 from grpo.model import model_files
 from grpo.model.architecture import NO_SHARD, OF_ENGINE, PACKED, ZERO3
 from grpo.model.released import CONTEXT, RELEASED
-from grpo.stack import machine, numa
+from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
-from grpo.stack.machine import Gpu
 from grpo.stack.problem import Problem
 
 FUSED = ("9.0", "10.0")  # where torch._grouped_mm is one kernel: Hopper, and Blackwell of data centres
@@ -139,29 +138,6 @@ def _find_first(config: Config, changes: Changes) -> str:
         if need and need.peak <= need.gpu:
             return text
     return ""
-
-
-def describe_placement(config: Config) -> list[str]:
-    """Name the GPUs of each engine and of the actor, in lines for people; [] without enough GPUs here.
-
-    Ray gives GPUs in the order of CUDA_VISIBLE_DEVICES. The engines ask first, then the actor. With
-    --colocate_all_models both get the same ones.
-    """
-    gpus = machine.known_gpus()
-    if len(gpus) < config.gpus:
-        return []
-    width, engines = config.args.vllm_tensor_parallel_size, range(config.args.vllm_num_engines)
-    shares = {f"engine {number}": gpus[number * width : (number + 1) * width] for number in engines}
-    shares["actor"] = gpus[: config.gpus] if config.args.colocate_all_models else gpus[config.engine_gpus : config.gpus]
-    lines = [f"{name}: {_names(share)}" for name, share in shares.items()]
-    return [f"{'placement' if number == 0 else '':<12}{line}" for number, line in enumerate(lines)]
-
-
-def _names(gpus: list[Gpu]) -> str:
-    numbers = ", ".join(str(gpu.index) for gpu in gpus)
-    nodes = sorted({node for gpu in gpus if (node := numa.find_node(gpu)) is not None})
-    where = f" (NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))})" if nodes else ""
-    return f"GPU{'s' * (len(gpus) > 1)} {numbers}{where}"
 
 
 def warn_of_gpus() -> list[str]:
