@@ -166,9 +166,6 @@ def _sharing(args: argparse.Namespace) -> Rows:
 
 def _memory(args: argparse.Namespace) -> Rows:
     yield args.zero_stage != 3, f"--zero_stage {args.zero_stage} is not supported", "use --zero_stage 3"
-    is_not_reentrant = args.gradient_checkpointing and not args.gradient_checkpointing_use_reentrant
-    what = "--gradient_checkpointing with LoRA under ZeRO-3 raises a CheckpointError unless it is reentrant"
-    yield args.zero_stage == 3 and is_not_reentrant, what, "add --gradient_checkpointing_use_reentrant"
     what = f"--offload keeps shares of the model in host memory, but --actor_shard {args.actor_shard} has no shares"
     yield args.offload and args.actor_shard != ZERO3, what, "set --actor_shard zero3, or --no-offload"
     save, evaluate = args.save_steps, args.eval_steps
@@ -254,8 +251,6 @@ def _thinking(args: argparse.Namespace) -> Rows:
     is_other = args.agent_func_path and not has_environment(args)
     what = "--thinking_budget does not work with --agent_func_path: only one can run the rollouts"
     yield is_other, what, "remove one of them"
-    what = "--thinking_budget without --enable_prefix_caching computes every cut thought twice"
-    yield not args.enable_prefix_caching, what, "add --enable_prefix_caching"
     yield from _context(args)
 
 

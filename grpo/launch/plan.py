@@ -10,7 +10,6 @@ from grpo.checkpoint import adapter_files
 from grpo.environments import settings
 from grpo.environments.mixture import Mixture
 from grpo.launch.checks.data import read_records
-from grpo.launch.checks.model import describe_thinking
 from grpo.launch.config import Config
 from grpo.launch.host_memory import OPTIMIZER, WEIGHT, is_for_gpus, list_host_parts
 from grpo.model import released
@@ -127,7 +126,6 @@ def describe(plan: Plan, config: Config) -> list[str]:
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (--template_date)")
     lines += [
-        *describe_thinking(args),
         *_describe_environments(args),
         *_describe_update(plan, config),
         *_describe_steps(plan, config),

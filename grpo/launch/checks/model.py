@@ -14,7 +14,7 @@ from grpo.model.architecture import NO_SHARD, OF_ENGINE, TARGETS, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.model.released import RELEASED, absence, as_model, id_without_owner
 from grpo.rollout import chat_template
-from grpo.rollout.thinking import Budget, Delimiter, delimiter
+from grpo.rollout.thinking import Delimiter, delimiter
 from grpo.run.run_files import RunFiles
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.hub import is_id
@@ -191,24 +191,6 @@ def check_thinking(config: Config) -> Iterator[Problem]:
     if first <= size + args.answer_budget and args.thinking_budget:
         what = f"--length_schedule begins with {first} tokens, which leaves none for the thinking"
         yield Problem(what, f"begin with more than {size + args.answer_budget}, or lower --answer_budget")
-
-
-def describe_thinking(args: Namespace) -> list[str]:
-    """Return a line on how budget, delimiter and schedule combine; [] without them, or if the check refuses one."""
-    if args.thinking_budget is None or args.answer_budget is None:
-        return []
-    try:
-        budget, made = Budget(args.thinking_budget, args.answer_budget), _read_delimiter(args)
-        if made is None:
-            return []
-        size = len(made.tokens)
-        left = [budget.within(stage.length, size).thinking for stage in parse_stages(args)]
-    except UserError:
-        return []
-    is_limited = args.length_schedule and min(left) < budget.thinking
-    more = f"; the length schedule limits the thinking to {', '.join(map(str, left))}" if is_limited else ""
-    parts = f"{budget.thinking} + delimiter {size} + answer {budget.answer} = {budget.thinking + size + budget.answer}"
-    return [f"thinking    {parts} of {args.generate_max_len} tokens{more}"]
 
 
 def _read_delimiter(args: Namespace) -> Delimiter | None:

@@ -103,14 +103,6 @@ def test_what_cannot_work_is_refused_once_by_name_with_a_remedy(words: str, reme
     assert any(word in f"{problem.what} {problem.remedy}" for word in named) and remedy in problem.remedy
 
 
-@pytest.mark.parametrize("name", ["enable_prefix_caching", "gradient_checkpointing_use_reentrant"])
-def test_a_switch_that_must_be_on_is_named(name: str) -> None:
-    args = parse("--thinking_budget 9 --answer_budget 9")
-    setattr(args, name, False)
-    with pytest.raises(SystemExit, match=f"add --{name}"):
-        flags.validate(args)
-
-
 def test_the_agent_of_environments_is_known_in_any_notation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(AGENT.parent)
     assert list(flags.problems(parse(f"--agent_func_path {AGENT.name} --apply_chat_template")))
