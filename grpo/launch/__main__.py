@@ -28,7 +28,7 @@ from grpo.launch import (
     signals,
 )
 from grpo.launch.checks import environment, reward
-from grpo.launch.checks.gpus import warn_of_gpus
+from grpo.launch.checks.machine import warn_of_gpus
 from grpo.launch.config import Config, resolve
 from grpo.launch.flags import make_trainer_words, make_variables
 from grpo.launch.judge import RunJudge

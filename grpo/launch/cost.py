@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.launch.checks.gpus import check_gpu_memory
+from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.gpu_memory import needs
 from grpo.launch.judge import RunJudge

@@ -11,8 +11,7 @@ from grpo.launch import cost, flags, gpu_memory, judge
 from grpo.launch.checks import reward, software
 from grpo.launch.checks.data import check_data
 from grpo.launch.checks.environment import check_environment
-from grpo.launch.checks.gpus import check_gpu_memory, check_gpus
-from grpo.launch.checks.machine import check_disk, check_is_new, check_memory, check_ray
+from grpo.launch.checks.machine import check_disk, check_gpu_memory, check_gpus, check_is_new, check_memory, check_ray
 from grpo.launch.checks.model import check_model, check_thinking
 from grpo.launch.config import Config
 from grpo.launch.judge import RunJudge

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from grpo.launch import cost, gpu_memory, judge
-from grpo.launch.checks.gpus import check_gpu_memory
+from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import make_plan
 from tests.docs.pages import get_page

@@ -4,7 +4,7 @@ import pytest
 
 from grpo.environments import settings
 from grpo.launch import gpu_memory, host_memory
-from grpo.launch.checks.gpus import check_gpu_memory
+from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.plan import make_plan
 from grpo.model.released import RELEASED
 from grpo.stack import machine

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from grpo.launch import gpu_memory
-from grpo.launch.checks.gpus import check_gpu_memory
+from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.preflight import problems_anywhere
 from grpo.stack import machine
 from grpo.stack.machine import Gpu

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.launch import run_dir
-from grpo.launch.checks.gpus import check_gpus, warn_of_gpus
+from grpo.launch.checks.machine import check_gpus, warn_of_gpus
 from grpo.launch.plan import make_plan
 from grpo.run.run_files import RunFiles
 from grpo.stack import machine
