@@ -8,7 +8,7 @@ import pytest
 
 from grpo.flags import boxes, other_names, ours, parser
 from grpo.flags.parser import Asked, fill, make_parser, shipped_values
-from grpo.flags.upstream import make_words, parse_given
+from grpo.flags.upstream import parse_given
 from grpo.launch import recorded
 from grpo.stack.problem import UserError
 from tests.grpo.launch.recipe import ROOT, read_script
@@ -162,8 +162,3 @@ def test_a_run_from_before_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"options": ["--tiny"], "changes": {}, "flags": {}}))
     with pytest.raises(UserError, match=f"{tmp_path}.*git checkout"):
         ask("--resume", str(tmp_path))
-
-
-def test_words_survive_the_way_to_the_trainer_and_back() -> None:
-    values = {"lora_rank": 3, "judge": False, "eval_at_start": False, "sapo_temperatures": [1.0, 2.0], "save_steps": -1}
-    assert parse_given(make_parser(), make_words(make_parser(), values)) == values
