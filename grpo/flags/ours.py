@@ -156,7 +156,7 @@ def remove(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 # fmt: off
-def _add_model(group: argparse._ArgumentGroup) -> None:
+def _add_model(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--adapter", metavar="DIR", help="a LoRA adapter of the model to start from, in PEFT's format, such as another "
         "run's final/. --lora_rank, --expert_rank, --lora_alpha and --target_modules must match it. Without it, a new "
@@ -178,7 +178,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "of this machine's GPUs, or 80 if unknown")
 
 
-def _add_rollouts(group: argparse._ArgumentGroup) -> None:
+def _add_rollouts(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--reasoning_effort", choices=("low", "medium", "high"), help="of gpt-oss's template; its default is medium")
     add("--template_variables", metavar="JSON", help='more variables of the template, such as {"model_identity": "You '
@@ -198,7 +198,7 @@ def _add_rollouts(group: argparse._ArgumentGroup) -> None:
         "this many times --rollout_batch_size prompts. The groups nearest to the range then fill the step")
 
 
-def _add_algorithm(group: argparse._ArgumentGroup) -> None:
+def _add_algorithm(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--loss_aggregation", default="token_mean", choices=("sequence_mean", "token_mean", "constant"), help="the "
         "weight of a token with advantage A in a rollout of L tokens and a batch of S rollouts: sequence_mean A / "
@@ -227,7 +227,7 @@ def _add_algorithm(group: argparse._ArgumentGroup) -> None:
         "rate's schedule spans. A resumed run keeps them. Without it, all episodes")
 
 
-def _add_run(group: argparse._ArgumentGroup) -> None:
+def _add_run(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--eval_at_start", action=SWITCH, default=True, help="evaluate before the first step")
     add("--metrics_dir", metavar="DIR", help="where metrics.jsonl and eval.jsonl go, if not into the run directory")
@@ -246,7 +246,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "completed step, then ends within 10 s. A second signal ends it at once. 0: the first does")
 
 
-def add_reward(group: argparse._ArgumentGroup) -> None:
+def add_reward(group: argparse._ActionsContainer) -> None:
     """Add the flags of reward and judge, which reach every worker as GRPO_NAME."""
     add = group.add_argument
     add("--reward_weights", metavar="'W W'", help="a weight for each file of --remote_rm_url; the reward is the "
@@ -272,7 +272,7 @@ def add_reward(group: argparse._ArgumentGroup) -> None:
         "sends key and prompts, without a proxy. It follows no redirects")
 
 
-def add_environment(group: argparse._ArgumentGroup) -> None:
+def add_environment(group: argparse._ActionsContainer) -> None:
     """Add the flags of rollouts in an environment, which reach every worker as GRPO_NAME."""
     add = group.add_argument
     add("--environment", metavar="NAME", help="several turns with tools: python, retrieval, a .py file with a class "
@@ -299,17 +299,16 @@ def make_environment_parser() -> argparse.ArgumentParser:
     return _make_parser(add_environment)
 
 
-def _make_parser(*adds: Callable[[argparse._ArgumentGroup], None]) -> argparse.ArgumentParser:
+def _make_parser(*adds: Callable[[argparse._ActionsContainer], None]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for add in adds:
-        add(parser.add_argument_group())
+        add(parser)
     return parser
 
 
-def _list_names(*adds: Callable[[argparse._ArgumentGroup], None]) -> tuple[str, ...]:
+def _list_names(*adds: Callable[[argparse._ActionsContainer], None]) -> tuple[str, ...]:
     return tuple(action.option_strings[0][2:] for action in _make_parser(*adds)._actions)
 
 
 OURS = _list_names(_add_model, _add_rollouts, _add_algorithm, _add_run)
-REWARD_FLAGS, ENVIRONMENT_FLAGS = _list_names(add_reward), _list_names(add_environment)
-EXPORTED = (*REWARD_FLAGS, *ENVIRONMENT_FLAGS)
+ENVIRONMENT_FLAGS, EXPORTED = _list_names(add_environment), _list_names(add_reward, add_environment)

@@ -166,7 +166,7 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
         "dry-run": "print the trainer's command, then exit",
     }.items():
         add(f"--{mode}", dest="mode", action="store_const", const=mode, help=about)
-    add("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME in the checkout)")
+    add("--run-dir", default=None, metavar="DIR", help="folder of this run (default: runs/NAME-TIME in the checkout)")
     add("--resume", metavar="DIR", help="continue the run in DIR from its newest whole checkpoint, with its flags and "
         "those given now; latest is the newest run in runs/ that has not finished")
     add("--held", type=int, help=argparse.SUPPRESS)
