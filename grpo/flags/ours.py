@@ -12,64 +12,58 @@ from grpo.flags.other_names import GONE
 
 SWITCH = argparse.BooleanOptionalAction
 SHORTEST = 16  # tokens: a short boxed answer in gpt-oss's format, without any thinking, takes about 10
-Read = Callable[[str], float]
 
 
-def _number(kind: type[int] | type[float], wanted: str, holds: Callable[[float], bool]) -> Read:
-    """Return a type for argparse: a number for which `holds`, which `wanted` says in words."""
+def within(
+    interval: str, kind: type[int] | type[float] = float, note: str = "", without: float = math.nan
+) -> Callable[[str], float]:
+    """Return a type for argparse: a number within an interval, such as "(0, 1]", which leaves out 0.
+
+    Args:
+        note: what a user should know who gives another one.
+        without: a number of the interval that is refused.
+    """
+    low, high = map(float, interval[1:-1].split(","))
 
     def read(text: str) -> float:
         try:
             value = kind(text)
         except ValueError:
             value = math.nan  # for which no comparison holds
-        if not holds(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        is_above, is_below = value > low or (interval[0] == "[" and value == low), value < high
+        if not is_above or not (is_below or (interval[-1] == "]" and value == high)) or value == without:
+            what = f"{text!r} is not a {'whole ' * (kind is int)}number in {interval}"
+            raise argparse.ArgumentTypeError(f"{what}: {note}" if note else what)
         return value
 
     return read
 
 
-def at_least(low: float, kind: type[int] | type[float] = int, wanted: str = "") -> Read:
-    name = "whole number" if kind is int else "number"
-    return _number(kind, wanted or f"a {name} from {low:g} up", lambda value: low <= value < math.inf)
-
-
-def above(low: float, wanted: str = "") -> Read:
-    return _number(float, wanted or f"a number above {low:g}", lambda value: low < value < math.inf)
-
-
-_COUNT, _NOT_NEGATIVE = at_least(1), at_least(0, float)
-_SHARE = _number(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
-_POSITIVE_SHARE = _number(float, "a share above 0, up to 1", lambda value: 0 < value <= 1)
-_INTERVAL = _number(int, "1 or more, or -1 for never", lambda value: value >= 1 or value == -1)
+_COUNT, _COUNT_OR_NONE = within("[1, inf)", int), within("[0, inf)", int)
+_POSITIVE, _NOT_NEGATIVE = within("(0, inf)"), within("[0, inf)")
+_SHARE, _POSITIVE_SHARE = within("[0, 1]"), within("(0, 1]")
+_INTERVAL = within("[-1, inf)", int, "a number of steps, or -1 for never", without=0)
 # OpenRLHF's flags: what we accept
 _TYPES = {
     # Adam moves each weight of the adapter by about the rate: a step of 0.1 would replace all of them
-    "actor_learning_rate": _number(
-        float,
-        "a number above 0 and below 0.1: 1e-6 to 1e-4 is usual, and 2e-3 for the tiny model",
-        lambda value: 0 < value < 0.1,
-    ),
-    "adam_betas": _number(float, "a number from 0 up, below 1", lambda value: 0 <= value < 1),
+    "actor_learning_rate": within("(0, 0.1)", note="1e-6 to 1e-4 is usual, and 2e-3 for the tiny model"),
+    "adam_betas": within("[0, 1)"),
     "aux_loss_coef": _NOT_NEGATIVE,
-    "dual_clip": above(1, "a number above 1: less would clip every token"),
-    "eps_clip": _number(float, "a number between 0 and 1", lambda value: 0 < value < 1),
+    "dual_clip": within("(1, inf)", note="less would clip every token"),
+    "eps_clip": within("(0, 1)"),
     "eval_steps": _INTERVAL,
-    "eval_temperature": _number(float, "a number from 0 to 2", lambda value: 0 <= value <= 2),
+    "eval_temperature": within("[0, 2]"),
     "gamma": _POSITIVE_SHARE,
-    "generate_max_len": at_least(SHORTEST, int, f"{SHORTEST} or more: a short answer takes about 10 tokens"),
-    "init_kl_coef": at_least(0, float, "a number from 0 up: less would reward distance from the reference"),
+    "generate_max_len": within(f"[{SHORTEST}, inf)", int, "a short answer takes about 10 tokens"),
+    "init_kl_coef": within("[0, inf)", note="less would reward distance from the reference"),
     "l2": _NOT_NEGATIVE,
     "lr_warmup_ratio": _SHARE,
     "max_norm": _NOT_NEGATIVE,
-    "overlong_penalty_factor": at_least(0, float, "a number from 0 up: less would reward length"),
+    "overlong_penalty_factor": within("[0, inf)", note="less would reward length"),
     "save_steps": _INTERVAL,
-    "seed": _number(int, "a whole number from 0 to 4294967295", lambda value: 0 <= value < 2**32),
+    "seed": within("[0, 4294967295]", int),
     "stop_properly_penalty_coef": _SHARE,
-    "temperature": _number(
-        float, "a number above 0, where all rollouts of a prompt are equal, up to 2", lambda value: 0 < value <= 2
-    ),
+    "temperature": within("(0, 2]", note="at 0, all rollouts of a prompt would be equal"),
     "top_p": _POSITIVE_SHARE,
     "vllm_gpu_memory_utilization": _POSITIVE_SHARE,
 } | dict.fromkeys(
@@ -172,10 +166,10 @@ def _add_model(group: argparse._ActionsContainer) -> None:
         "--colocate_all_models and an engine for each GPU")
     add("--offload", action=SWITCH, default=False, help="keep the actor's parts of the model in host memory. The "
         "launcher sets it with --experts bf16 and --actor_shard zero3")
-    add("--stage3_param_persistence_threshold", type=at_least(0), metavar="N", help="parameters with fewer elements "
+    add("--stage3_param_persistence_threshold", type=_COUNT_OR_NONE, metavar="N", help="parameters with fewer elements "
         "stay whole on every rank. Without it, DeepSpeed's default")
-    add("--gpu_gb", type=above(0), metavar="GB", help="memory per GPU, for --plan on another machine. Without it, that "
-        "of this machine's GPUs, or 80 if unknown")
+    add("--gpu_gb", type=_POSITIVE, metavar="GB", help="memory per GPU, for --plan on another machine. Without it, "
+        "that of this machine's GPUs, or 80 if unknown")
 
 
 def _add_rollouts(group: argparse._ActionsContainer) -> None:
@@ -204,12 +198,12 @@ def _add_algorithm(group: argparse._ActionsContainer) -> None:
         "weight of a token with advantage A in a rollout of L tokens and a batch of S rollouts: sequence_mean A / "
         "(L S), which favors long wrong rollouts; token_mean A / (tokens of the batch); constant A / "
         "(S --generate_max_len), as in Dr. GRPO")
-    add("--cispo_max_ratio", type=at_least(1, float), default=5.0, help="--policy_loss_type cispo caps the ratio, and "
+    add("--cispo_max_ratio", type=within("[1, inf)"), default=5.0, help="--policy_loss_type cispo caps the ratio, and "
         "so a token's weight, at this")
-    add("--sapo_temperatures", type=above(0), nargs=2, default=[1.0, 1.05], help="with --policy_loss_type sapo, how "
+    add("--sapo_temperatures", type=_POSITIVE, nargs=2, default=[1.0, 1.05], help="with --policy_loss_type sapo, how "
         "fast a token's weight falls as its ratio moves away from 1: first for positive advantages, then for all "
         "others. Higher is faster")
-    add("--advantage_clip", type=above(0), help="clip advantages to plus or minus this")
+    add("--advantage_clip", type=_POSITIVE, help="clip advantages to plus or minus this")
     add("--mask_truncated", action=SWITCH, default=False, help="exclude rollouts cut at the length limit from the loss "
         "and its denominator. They count in their group's mean")
     add("--pipeline", action=SWITCH, default=False, help="the engines sample the next batch while the actor trains on "
@@ -218,9 +212,9 @@ def _add_algorithm(group: argparse._ActionsContainer) -> None:
         "ratio. The launcher sets engine with --pipeline, else trainer")
     add("--routing_replay", action=SWITCH, default=False, help="the actor uses the engine's choice of experts for each "
         "token")
-    add("--vllm_is_max_kl", type=above(0), help="with --enable_vllm_is_correction, weight 0 for tokens on which engine "
-        "and actor differ by more")
-    add("--parity_limit", type=at_least(0, float, "nat, such as 0.05, or 0 for no check"), default=0.05,
+    add("--vllm_is_max_kl", type=_POSITIVE, help="with --enable_vllm_is_correction, weight 0 for tokens on which "
+        "engine and actor differ by more")
+    add("--parity_limit", type=_NOT_NEGATIVE, default=0.05,
         metavar="NAT", help="the run stops if the log-probs of engines and actor differ on the first rollouts by more "
         "than this on average, or in a way that rounding does not explain. 0: no check")
     add("--steps", type=_COUNT, dest="max_steps", metavar="N", help="global steps of the run, which the learning "
@@ -231,17 +225,17 @@ def _add_run(group: argparse._ActionsContainer) -> None:
     add = group.add_argument
     add("--eval_at_start", action=SWITCH, default=True, help="evaluate before the first step")
     add("--metrics_dir", metavar="DIR", help="where metrics.jsonl and eval.jsonl go, if not into the run directory")
-    add("--log_samples", type=at_least(0), metavar="N", help="rollouts to write per step in addition to the extreme "
+    add("--log_samples", type=_COUNT_OR_NONE, metavar="N", help="rollouts to write per step in addition to the extreme "
         "ones. Without it, all")
     add("--use_trackio", action=SWITCH, default=False, help="log to Trackio")
-    add("--restarts", type=at_least(0), default=3, metavar="N", help="how often a run may restart from its newest "
+    add("--restarts", type=_COUNT_OR_NONE, default=3, metavar="N", help="how often a run may restart from its newest "
         "checkpoint after a crash, until it saves a new one. It does not restart if the same error recurs after the "
         "same step")
-    add("--hang_minutes", type=at_least(0, float, "minutes, or 0 for no check"), default=30.0, metavar="MINUTES",
+    add("--hang_minutes", type=_NOT_NEGATIVE, default=30.0, metavar="MINUTES",
         help="a run counts as hung if a phase (generate, train, sync, ...) takes longer than this, and longer than 5 "
         "times its usual time. A phase that the run has not completed before may take 4 times this. A hung run ends or "
         "restarts. 0: no check")
-    add("--sigterm_seconds", type=at_least(0, float, "seconds, or 0 to end at once"), default=90.0, metavar="SECONDS",
+    add("--sigterm_seconds", type=_NOT_NEGATIVE, default=90.0, metavar="SECONDS",
         help="on SIGTERM (a spot machine's notice) or Ctrl-C, the run takes at most this long to save its last "
         "completed step, then ends within 10 s. A second signal ends it at once. 0: the first does")
 
@@ -254,17 +248,17 @@ def add_reward(group: argparse._ActionsContainer) -> None:
     add("--judge", action=SWITCH, default=False, help="Gemini judges the quality of responses. Without it, the reward "
         "is correctness alone")
     add("--judge_models", metavar="'M M'", help="models to try, in order, separated by blanks or commas")
-    add("--correctness_weight", type=at_least(0, float), help="weight of correctness in the reward")
-    add("--quality_weight", type=at_least(0, float), help="weight of the judge's quality. The two weights add up to 1")
+    add("--correctness_weight", type=_NOT_NEGATIVE, help="weight of correctness in the reward")
+    add("--quality_weight", type=_NOT_NEGATIVE, help="weight of the judge's quality. The two weights add up to 1")
     add("--judge_fallback", choices=("correctness", "mean_quality", "group"), help="the reward of a rollout on which "
         "every model fails: correctness alone, which favors correct rollouts; mean_quality, with the running mean "
         "quality of correct or of wrong rollouts; group, correctness alone for the whole group")
     add("--judge_unfinished", action=SWITCH, default=True, help="also judge responses without a final answer, which "
         "earn at most --quality_weight and cost a call each; otherwise their quality is 0")
     add("--judge_tries", type=_COUNT, default=3, help="calls to each model per rollout, within the deadline")
-    add("--judge_deadline", type=at_least(1, float), default=240.0, metavar="SECONDS", help="for all models and one "
+    add("--judge_deadline", type=within("[1, inf)"), default=240.0, metavar="SECONDS", help="for all models and one "
         "rollout, with all waiting")
-    add("--judge_call_timeout", type=at_least(1, float), default=90.0, metavar="SECONDS", help="per call")
+    add("--judge_call_timeout", type=within("[1, inf)"), default=90.0, metavar="SECONDS", help="per call")
     add("--judge_rpm", type=_COUNT, default=120, metavar="N", help="your quota: requests per minute to each model, "
         "over all engines. The local server of --tiny has no quota")
     add("--judge_concurrency", type=_COUNT, default=32, metavar="N", help="concurrent calls to each model")
@@ -283,10 +277,10 @@ def add_environment(group: argparse._ActionsContainer) -> None:
     add("--library", metavar="PATH", help="for retrieval: a folder of .txt and .md files, or a .jsonl file with title "
         "and text")
     add("--turn_limit", type=_COUNT, default=8, metavar="N", help="turns per rollout")
-    add("--rollout_seconds", type=above(0), default=300.0, metavar="SECONDS", help="at most, per rollout")
-    add("--tool_seconds", type=above(0), default=20.0, metavar="SECONDS", help="at most, per tool call")
-    add("--score_seconds", type=above(0), default=60.0, metavar="SECONDS", help="at most, per call of score")
-    add("--max_branches", type=at_least(0), default=3, metavar="N", help="extra rows of a rollout whose history was "
+    add("--rollout_seconds", type=_POSITIVE, default=300.0, metavar="SECONDS", help="at most, per rollout")
+    add("--tool_seconds", type=_POSITIVE, default=20.0, metavar="SECONDS", help="at most, per tool call")
+    add("--score_seconds", type=_POSITIVE, default=60.0, metavar="SECONDS", help="at most, per call of score")
+    add("--max_branches", type=_COUNT_OR_NONE, default=3, metavar="N", help="extra rows of a rollout whose history was "
         "rewritten, for example by removing thinking; further rows are dropped. The actor holds all rows of a rollout "
         "in memory at once")
 
