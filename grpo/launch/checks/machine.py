@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo.flags.parser import make_parser
+from grpo.flags.upstream import make_words
 from grpo.launch.config import Config
 from grpo.launch.gpu_memory import Needs, find_longest, needs
 from grpo.launch.host_memory import LARGEST_ON_CPU
@@ -23,8 +25,8 @@ from grpo.stack.problem import Problem
 FUSED = ("9.0", "10.0")  # where torch._grouped_mm is one kernel: Hopper, and Blackwell of data centres
 _SHORTEST = 1024  # tokens that are worth training on
 _LARGEST_SHARE = 0.95  # of a GPU for an engine alone; CUDA and fragments take the rest
-_ON_HOST = ({"offload": True, "actor_shard": ZERO3}, "set --offload and --actor_shard zero3")
-Changes = list[tuple[dict[str, Any], str]]
+Change = dict[str, Any]  # of flags
+_ON_HOST: Change = {"offload": True, "actor_shard": ZERO3}
 
 
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -120,7 +122,7 @@ def check_gpu_memory(config: Config) -> Iterator[Problem]:
         yield Problem(
             f"--actor_shard engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} "
             f"has {gpu.capability}, where vLLM arranges the experts in another way, or has no kernels for this one",
-            _find_first(config, _list_copies(config)) or "give engine and actor GPUs of their own (--gpus 2)",
+            _find_remedy_of_copies(config),
         )
     elif need.peak > need.gpu:
         who = "engine and actor together need" if need.shared else "the actor needs"
@@ -156,45 +158,45 @@ def _find_remedy_of_engine(need: Needs) -> str:
 
 def _find_remedy(config: Config, need: Needs) -> str:
     """Return the first change that makes the actor fit, on a shared GPU together with an engine."""
-    changes: Changes = [
-        ({"attn_implementation": "sinks"}, "set --attn_implementation sinks"),
-        ({"gradient_checkpointing": True}, "set --gradient_checkpointing"),
-        ({"experts": PACKED, "offload": False}, "set --experts packed"),
-        ({"micro_train_batch_size": 1}, "set --micro_train_batch_size 1"),
-        ({"adam_offload": True}, "set --adam_offload"),
+    changes: list[Change] = [
+        {"attn_implementation": "sinks"},
+        {"gradient_checkpointing": True},
+        {"experts": PACKED, "offload": False},
+        {"micro_train_batch_size": 1},
+        {"adam_offload": True},
+        *([{"actor_shard": ZERO3}] if config.actor_ranks > 1 else []),
     ]
-    if config.actor_ranks > 1:
-        changes.append(({"actor_shard": ZERO3}, "set --actor_shard zero3"))
     more = "use more --actor_num_gpus_per_node"
     if need.shared:
         if config.args.vllm_tensor_parallel_size == 1 and not machine.find_gpu_that_cannot_share():
-            changes.append(({"actor_shard": OF_ENGINE, "experts": PACKED}, "set --actor_shard engine"))
-        changes.append(({"vllm_enable_sleep": True}, "set --vllm_enable_sleep"))
+            changes.append({"actor_shard": OF_ENGINE, "experts": PACKED})
+        changes.append({"vllm_enable_sleep": True})
         more = "give engine and actor GPUs of their own (--gpus 2)"
     elif config.args.actor_shard == NO_SHARD:
         more += " with --actor_shard zero3"
     if remedy := _find_first(config, changes):
         return remedy
     if (limit := find_longest(config)) >= _SHORTEST:
-        then = f"lower --prompt_max_len + --generate_max_len to {limit:,}"
-    else:
-        then = _find_first(config, [_ON_HOST])
+        return f"lower --prompt_max_len + --generate_max_len to {limit:,}, or {more}"
+    then = _find_first(config, [_ON_HOST])
     return f"{then}, or {more}" if then else f"{more}, or GPUs with more memory"
 
 
-def _list_copies(config: Config) -> Changes:
-    """Return the ways to hold the model twice. Micro-batches that are not given adapt."""
+def _find_remedy_of_copies(config: Config) -> str:
+    """Return what fits if engine and actor hold the model twice. Micro-batches that are not given adapt."""
     shards = (NO_SHARD, ZERO3) if config.actor_ranks > 1 else (NO_SHARD,)
-    changes: Changes = [*(({"actor_shard": shard}, f"set --actor_shard {shard}") for shard in shards), _ON_HOST]
-    return [(change | {"micro_train_batch_size": 1}, text) for change, text in changes]
+    changes = [*({"actor_shard": shard} for shard in shards), _ON_HOST]
+    return (
+        _find_first(config, changes, micro_train_batch_size=1) or "give engine and actor GPUs of their own (--gpus 2)"
+    )
 
 
-def _find_first(config: Config, changes: Changes) -> str:
-    """Return the text of the first change with which a GPU suffices; "" if there is none."""
-    for change, text in changes:
-        need = needs(config, **change)
-        if need and need.peak <= need.gpu:
-            return text
+def _find_first(config: Config, changes: list[Change], **also: Any) -> str:
+    """Return the first change with which a GPU suffices, as a remedy; "" if there is none."""
+    for change in changes:
+        if (need := needs(config, **change | also)) and need.peak <= need.gpu:
+            changed = {name: value for name, value in change.items() if getattr(config.args, name) != value}
+            return f"set {' '.join(make_words(make_parser(), changed))}"
     return ""
 
 
