@@ -124,13 +124,15 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
     """
     args, ranks, rollouts = config.args, config.actor_ranks, config.rollouts_per_step
     fitting = _fit_sizes(args, ranks, prompts)
-    dealt = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
-    is_short = prompts is not None and prompts < args.rollout_batch_size
-    few = f"TRAIN_DATA has {format_count(prompts or 0, 'prompt')}, but a global step needs {args.rollout_batch_size}"
+    of_step = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
+    if is_short := prompts is not None and prompts < args.rollout_batch_size:
+        of_step = f"TRAIN_DATA has {format_count(prompts or 0, 'prompt')}, but a global step needs "
+        of_step += f"{args.rollout_batch_size}"
+    of_group = f"{args.advantage_estimator} compares the rollouts of a prompt, but --n_samples_per_prompt is 1"
     batch = f"--train_batch_size {args.train_batch_size}"
     faults = {
-        "n_samples_per_prompt": few if is_short else f"{args.advantage_estimator} compares the rollouts of a prompt",
-        "rollout_batch_size": few if is_short else dealt,
+        "n_samples_per_prompt": of_group if args.n_samples_per_prompt < 2 else of_step,
+        "rollout_batch_size": of_step,
         "train_batch_size": f"{batch} does not divide the {rollouts} rollouts of a global step into equal batches for "
         f"{format_count(ranks, 'rank')}",
         "micro_train_batch_size": f"{batch} is not a multiple of --micro_train_batch_size x ranks = "
