@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo.stack.json_files import build_object, numbered_rows, read_bytes, read_json
+from grpo.stack.json_files import build_object, numbered_rows, open_file, read_bytes, read_json
 from grpo.stack.problem import UserError
 from reward.extraction import extract_boxed
 
@@ -64,7 +64,9 @@ def read_source(name: str) -> tuple[list[Row], dict[str, Any]]:
     rows = list(read[path.suffix](path))
     if not rows:
         raise UserError(f"{name} is empty", "give a file with a row for each problem")
-    return rows, {"file": path.name, "rows": len(rows), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    with open_file(path) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return rows, {"file": path.name, "rows": len(rows), "sha256": digest}
 
 
 def _read_hub(hub: HubSet) -> tuple[list[Row], dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 from grpo.environments import environment
 from grpo.environments.environment import Message, Score, SetupError, Tool, ToolError
 from grpo.environments.single import grade_messages
-from grpo.stack.json_files import numbered_rows
+from grpo.stack.json_files import numbered_rows, read_bytes
 
 VARIABLE = "GRPO_LIBRARY"
 MAX_HITS = 10  # per query
@@ -92,7 +92,7 @@ def read_documents(path: Path) -> Iterator[tuple[str, str]]:
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.suffix in (".txt", ".md") and file.is_file():
-                yield file.stem, file.read_text(encoding="utf-8", errors="replace")
+                yield file.stem, read_bytes(file).decode(errors="replace")
         return
     if path.suffix != ".jsonl" or not path.is_file():
         raise SetupError(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from grpo.flags import other_names, ours, parser
-from grpo.flags.upstream import make_strict, parse_given
+from grpo.flags.upstream import parse_given
 from grpo.stack import command
 from grpo.stack.problem import UserError
 
@@ -29,32 +29,26 @@ without a line in the copy has OpenRLHF's default, except:
 
 | Flag | Here |
 |---|---|"""
-_OTHER_MEANING = {
-    "--remote_rm_url": "Your .py files, or the URL of a server. Without it, this project's reward.",
-    "--use_wandb": "A switch; the key is in WANDB_API_KEY, because every user of a machine can read a command line.",
-    "--use_tensorboard": "A switch; the files are in the run directory.",
-    "--save_path": "Follows from --run-dir.",
-    "--load_checkpoint": "Refused; --resume RUN_DIR continues a run.",
-    "--agent_func_path": "An agent of OpenRLHF's; --environment names an environment.",
-    "--async_train": "Refused; --pipeline samples while the actor trains.",
-    "--target_modules": "Projections of the attention, and experts.",
-}
 _FROM_OTHERS = """## Coming from TRL, Unsloth, or verl
 
-A name of another trainer on the command line is refused, and the refusal names the flag. Three things differ:
---train_batch_size counts rollouts and --rollout_batch_size prompts; --init_kl_coef subtracts the KL from the reward,
-unless --use_kl_loss moves it into the loss; a reward is a function in a file.
+A name of another trainer on the command line, or of TRL in the environment (`BETA=0.1`), is refused, and the refusal
+names the flag. Three things differ: --train_batch_size counts rollouts and --rollout_batch_size prompts; --init_kl_coef
+subtracts the KL from the reward, unless --use_kl_loss moves it into the loss; a reward is a function in a file.
 
 | Here | TRL, Unsloth | verl, by the end of its name |
 |---|---|---|"""
+_TITLES = (
+    *("Starting a run", "Model and adapter", "Rollouts and their length", "Environments", "Reward and judge"),
+    *("Algorithm", "Evaluation, logs and faults"),
+)
 
 
 def make_page() -> str:
     """Return docs/flags.md."""
     parts = [_HEAD]
-    for group in _make_own_parser()._action_groups:
-        rows = [_make_row(action) for action in group._group_actions if action.help != argparse.SUPPRESS]
-        if rows and group.title in _TITLES:
+    for group in parser.make_parser()._action_groups:
+        if group.title in _TITLES:
+            rows = [_make_row(action) for action in group._group_actions if action.help != argparse.SUPPRESS]
             parts += [f"## {group.title}\n", "| Flag | Default | |", "|---|---|---|", *rows, ""]
     parts += [_FROM_OPENRLHF, *_list_openrlhf(), "", _FROM_OTHERS, *_list_other_names(), ""]
     return "\n".join(parts)
@@ -62,22 +56,25 @@ def make_page() -> str:
 
 def _list_openrlhf() -> list[str]:
     """Return rows: other defaults and meanings, and what is refused."""
-    shipped = parser.shipped_values()
+    shipped, actions = parser.shipped_values(), {action.dest: action for action in parser.make_parser()._actions}
     defaults = {name: value for name, value in ours.DEFAULTS.items() if name not in shipped and value is not None}
     words = {name: "" if value is True else f" {value}" for name, value in defaults.items()}
-    rows = [f"| {_join(f'{name}{word}' for name, word in words.items())} | The defaults here. |"]
-    rows += [f"| {_join(name for name, value in ours.DEFAULTS.items() if value is None)} | Follow from other flags. |"]
-    rows += [f"| `{flag}` | {text} |" for flag, text in _OTHER_MEANING.items()]
-    refused = sorted(name for name in ours.GONE if f"--{name}" not in _OTHER_MEANING)
-    return [*rows, f"| {_join(refused)} | Refused; the message says why. |"]
+    meanings = {name: actions[name].help or "" for name in (*ours.HELP, "use_wandb", "use_tensorboard")}
+    return [
+        f"| {_join(f'{name}{word}' for name, word in words.items())} | The defaults here. |",
+        f"| {_join(name for name, value in ours.DEFAULTS.items() if value is None)} | Follow from other flags. |",
+        *(f"| `--{name}` | {text[:1].upper()}{text[1:]}. |" for name, text in meanings.items()),
+        "| `--save_path` | Follows from --run-dir. |",
+        f"| {_join(sorted(other_names.GONE))} | Refused; the message says why. |",
+    ]
 
 
 def _list_other_names() -> list[str]:
     """Return rows: a flag of ours, and the names that other trainers have for it."""
-    names = {"TRL": other_names.TRL, "verl": other_names.VERL}
+    trainers = (other_names.TRL, other_names.VERL)
     rows = []
-    for flag in sorted({*names["TRL"].values(), *names["verl"].values()}):
-        cells = [", ".join(f"`{name}`" for name, ours_ in of.items() if ours_ == flag) for of in names.values()]
+    for flag in sorted({flag for names in trainers for flag in names.values()}):
+        cells = [", ".join(f"`{name}`" for name, answer in names.items() if answer == flag) for names in trainers]
         rows.append(f"| {flag} | {cells[0]} | {cells[1]} |")
     return rows
 
@@ -98,56 +95,15 @@ def _make_row(action: argparse.Action) -> str:
     )
 
 
-def _make_own_parser() -> argparse.ArgumentParser:
-    """Return a parser of our flags alone, for a Python without OpenRLHF."""
-    own = argparse.ArgumentParser(prog="./train_grpo.sh", usage="%(prog)s [FLAG ...]", allow_abbrev=False)
-    ours.add_flags(own)
-    parser.add_exported(own)
-    parser.add_options(own)
-    return make_strict(own)
-
-
-_ABOUT = {
-    "pretrain": "the model: a folder, or a hub id that is already in the hub's cache",
-    "prompt_data": "the training problems, a .jsonl file",
-    "eval_dataset": "the held-out problems; without it, eval.jsonl beside the training problems",
-    "remote_rm_url": "your reward: .py files, or the URL of a server; without it, this project's",
-    "rollout_batch_size": "prompts of a global step",
-    "n_samples_per_prompt": "rollouts of a prompt: its group",
-    "train_batch_size": "rollouts, not prompts, of an optimizer step",
-    "generate_max_len": "the most tokens of a response",
-    "actor_learning_rate": "the peak of the learning rate",
-    "init_kl_coef": "weight of the KL to the starting policy, in the reward or, with --use_kl_loss, in the loss",
-    "kl_estimator": "what the metric kl reports; with --use_kl_loss, the gradient is that of the KL itself",
-    "eps_clip": "the ratio of a token is clipped this far from 1",
-}
-
-
-def _explain(own: argparse.ArgumentParser) -> None:
-    """Let the help say what OpenRLHF's main flags mean here, and what the recipe gives them."""
-    shipped = parser.shipped_values()
-    for action in own._actions:
-        value = shipped.get(action.dest)
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-        about = _ABOUT.get(action.dest, action.help or "")
-        if action.dest in shipped and text and not isinstance(value, bool):
-            about = f"{about} (recipe: {text})".strip()
-        action.help = about if action.help != argparse.SUPPRESS else action.help
-
-
 def check(words: Sequence[str]) -> int:
-    """Refuse wrong words, or print the help; return the exit code."""
+    """Refuse wrong words, or print the help; return the exit code. Before setup, OpenRLHF's flags are unknown."""
+    if not importlib.util.find_spec("openrlhf"):
+        if {"-h", "--help"} & set(words):
+            print("--help lists the flags after ./scripts/setup.sh; docs/flags.md has this project's")
+        return 0
     try:
-        if importlib.util.find_spec("openrlhf"):
-            own = parser.make_parser()
-            if {"-h", "--help"} & set(words):
-                _explain(own)
-        elif {"-h", "--help"} & set(words):
-            own = _make_own_parser()
-        else:
-            return 0  # setup comes first
         for part in parser.split(words):
-            parse_given(own, part)
+            parse_given(parser.make_parser(), part)
     except UserError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
@@ -162,9 +118,5 @@ def main() -> int:
     return check(sys.argv[1:])
 
 
-_TITLES = (
-    *("Starting a run", "Model and adapter", "Rollouts and their length", "Environments", "Reward and judge"),
-    *("Algorithm", "Evaluation, logs and faults"),
-)
 if __name__ == "__main__":
     command.run(main)

@@ -1,10 +1,12 @@
 """Smaller boxes, and the tiny run: the values of some flags in place of those of the script."""
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from grpo.stack import checkout, machine
+from grpo.stack.problem import UserError
 
 Values = dict[str, Any]
 ENGINE_SHARE = 0.9  # of a GPU that an engine has alone
@@ -13,6 +15,8 @@ _SHAPE = ("vllm_num_engines", "vllm_tensor_parallel_size", "actor_num_gpus_per_n
 BOXES: dict[int, tuple[int, ...]] = {8: (), 4: (1, 2, 2), 2: (1, 1, 1), 1: (1, 1, 1)}
 # Engines and actor that share GPUs have the whole box each.
 _SHARED = {8: (4, 2, 8), 4: (2, 2, 4), 2: (2, 1, 2), 1: (1, 1, 1)}
+_OF_ENGINES = ("vllm_num_engines", "vllm_tensor_parallel_size")
+_OF_ACTOR = ("actor_num_nodes", "actor_num_gpus_per_node")
 _TINY_PAIRS = 2
 _TINY_ENGINE = 6e9  # bytes, most of which are vLLM's buffers: a large cache takes seconds to start
 _TINY: Values = {
@@ -61,6 +65,23 @@ def list_values(gpus: int | None, is_tiny: bool, given: Mapping[str, Any]) -> Va
         can_share = machine.find_gpu_that_cannot_share() is None
         values |= {"colocate_all_models": True, "actor_shard": "engine" if can_share else "none"}
     return values
+
+
+def refuse_more(gpus: int, values: Mapping[str, Any]) -> None:
+    """Raise UserError if engines and actor need more GPUs than the box has."""
+    engines, ranks = (math.prod(values[name] for name in names) for names in (_OF_ENGINES, _OF_ACTOR))
+    is_shared = values["colocate_all_models"]
+    total = max(engines, ranks) if is_shared else engines + ranks
+    if total <= gpus or os.environ.get("RAY_ADDRESS"):
+        return
+    left = gpus if is_shared else gpus - engines
+    sizes = (values["rollout_batch_size"] * values["n_samples_per_prompt"], values["train_batch_size"])
+    fitting = next((count for count in range(left, 0, -1) if not any(size % count for size in sizes)), None)
+    remedy = f"set --actor_num_gpus_per_node {fitting}"
+    if fitting is None or engines > gpus:
+        remedy = f"lower --vllm_num_engines x --vllm_tensor_parallel_size to {gpus if is_shared else gpus - 1} or less"
+    what = f"engines ({engines}) and actor ({ranks}) need {total} GPUs of {gpus} (--gpus)"
+    raise UserError(what, remedy)
 
 
 def _choose_tiny_gpus() -> int | None:

@@ -1,9 +1,8 @@
-"""Names that are no flags of ours, answered with ours: of other trainers, and misspelt ones."""
+"""Names that are no flags here: of other trainers, misspelt ones, and OpenRLHF's flags without effect."""
 
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 
-from grpo.flags.ours import GONE
 from grpo.stack.problem import UserError
 
 # Of TRL, and of Unsloth, which has TRL's and a few more
@@ -78,6 +77,44 @@ VARIABLES = {
     "REWARD": "remote_rm_url",
     "ENVIRONMENT": "environment",
 }
+# OpenRLHF's flags that nothing reads here, or that do not work, and why. They keep OpenRLHF's defaults.
+_SINKS = "it switches to flash attention, which drops gpt-oss's attention sinks"
+_SHARES = "loading and sync assume that each rank holds one share of every parameter"
+_CRITIC = "there is no critic: groups of rollouts take its place"
+GONE = {
+    "critic_learning_rate": _CRITIC,
+    "critic_num_gpus_per_node": _CRITIC,
+    "critic_num_nodes": _CRITIC,
+    "critic_pretrain": _CRITIC,
+    "freezing_actor_steps": _CRITIC,
+    "lambd": _CRITIC,
+    "save_value_network": _CRITIC,
+    "value_clip": _CRITIC,
+    "disable_ds_ckpt": "checkpoints hold the adapter and its optimizer state alone; --save_steps -1 saves none",
+    "max_ckpt_mem": "checkpoints are small; --max_ckpt_num limits them",
+    "save_hf_ckpt": "each checkpoint has its adapter in PEFT's format; scripts.export_model merges it",
+    "ema_beta": "--enable_ema would load a second copy of the model",
+    "eval_split": "--eval_dataset is one file",
+    "prompt_split": "--prompt_data is one file",
+    "prompt_data_probs": "--prompt_data is one file",
+    "kl_horizon": "--init_kl_coef does not adapt",
+    "kl_target": "--init_kl_coef does not adapt: checkpoints do not store it",
+    "use_dynamic_batch": "packing batches of varying size drops gpt-oss's attention sinks",
+    "vllm_sync_backend": "only the adapter goes to the engines, through Ray",
+    "vllm_sync_with_ray": "only the adapter goes to the engines, always through Ray",
+    "async_train": "its trainer writes no metrics.jsonl or eval.jsonl; --pipeline samples while the actor trains",
+    "deepcompile": "it does not work with gpt-oss",
+    "deepspeed_enable_sleep": "it moves what --offload and --adam_offload keep on the host",
+    "ds_tensor_parallel_size": _SHARES,
+    "enable_ema": "it would load a second copy of the model",
+    "load_checkpoint": "it reads DeepSpeed's checkpoints, which contain the whole model; --resume RUN_DIR reads ours",
+    "load_in_4bit": "it requantizes an MXFP4 model to NF4",
+    "lora_dropout": "the actor's log-probs would differ from those of the engines, which drop nothing",
+    "packing_samples": _SINKS,
+    "ring_attn_size": _SINKS,
+    "use_liger_kernel": "it does not work with gpt-oss",
+    "zpg": _SHARES,
+}
 _OWNED = {
     "run_dir": "--run-dir DIR",
     "save_path": "--run-dir DIR",
@@ -115,7 +152,8 @@ def find_flag(name: str) -> str | None:
     return _OWNED.get(name) or TRL.get(name) or next(by_end, None)
 
 
-def warn(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that another trainer reads, perhaps for another program."""
-    names = [name for name in sorted(environ) if name.isupper() and name.lower() in TRL]
-    return [f"WARNING: {name} has no effect: use {TRL[name.lower()]}" for name in names]
+def refuse_variables(environ: Mapping[str, str]) -> None:
+    """Raise UserError for a variable with another trainer's name: it would silently have no effect."""
+    for name in sorted(environ):
+        if name.isupper() and (flag := TRL.get(name.lower())):
+            raise UserError(f"the variable {name} is not read by this project", f"unset {name}, and use {flag}")

@@ -8,7 +8,7 @@ edited in the script, the command line.
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -23,8 +23,8 @@ from grpo.stack.secrets import secrets
 Values = dict[str, Any]
 OPTIONS = ("mode", "tiny", "gpus", "run_dir", "resume", "held")  # of this start, not of the run
 SCRIPT, COMMAND_LINE, KEPT = "script", "command line", "kept: "
-_INTERNAL = ("run_dir", "resume_from", "save_path")  # follow from --run-dir and --resume
-_TRACKERS = ("use_tensorboard", "use_wandb")  # OpenRLHF wants a folder and a key, which the launcher gives
+# These follow from --run-dir and --resume, or get a folder and a key from the launcher.
+_REPLACED = ("run_dir", "resume_from", "save_path", "use_tensorboard", "use_wandb")
 # Files and folders: absolute, since a run may be resumed from another folder
 _PATHS = (
     *("pretrain", "engine_model", "adapter", "prompt_data", "eval_dataset", "remote_rm_url", "environment", "library"),
@@ -56,11 +56,10 @@ class Asked:
 
     def list_differences(self) -> dict[str, tuple[str, str, str]]:
         """Return what differs from the shipped recipe: flag -> (value, shipped value or default, source)."""
-        parser, shipped = make_parser(), shipped_values()
         found = {}
-        for action in parser._actions:
+        for action in make_parser()._actions:
             name = action.dest
-            before, value = shipped.get(name, action.default), self.values.get(name, action.default)
+            before, value = get_default(name), self.values.get(name, action.default)
             if name not in OPTIONS and value != before:
                 source = self.sources.get(name, SCRIPT)  # from which the line was removed
                 found[action.option_strings[0]] = (_show(value), _show(before), source)
@@ -82,36 +81,36 @@ def fill(asked: Asked, words: Sequence[str], read_recorded: Callable[[str], Aske
         read_recorded: returns what the run of `--resume` was asked for so far.
 
     Raises:
-        UserError: for wrong words.
+        UserError: for wrong words, or more GPUs than the box has.
     """
     _refuse_secrets(words)
-    parser, (script_words, user_words) = make_parser(), split(words)
-    script, user = _parse_given(parser, script_words), _parse_given(parser, user_words)
-    options = {name: value for name, value in (script | user).items() if name in OPTIONS}
-    vars(asked).update(options, script=script_words)
+    other_names.refuse_variables(os.environ)
+    script_words, user_words = split(words)
+    script, user, shipped = _parse_given(script_words), _parse_given(user_words), shipped_values()
+    vars(asked).update({name: value for name, value in (script | user).items() if name in OPTIONS}, script=script_words)
+    base, base_sources, reference, is_other_box = script, dict.fromkeys(script, SCRIPT), shipped, True
     if asked.resume:
         if asked.run_dir:
             raise UserError("--resume continues in its own folder", "remove --run-dir")
         before = read_recorded(asked.resume)
-        base, reference = before.values, _parse_given(parser, before.script)
+        base, reference = before.values, _parse_given(before.script)
         base_sources = {name: f"{KEPT}{source.removeprefix(KEPT)}" for name, source in before.sources.items()}
         asked.tiny, asked.gpus = asked.tiny or before.tiny, asked.gpus or before.gpus
         asked.resume, asked.script = before.resume, script_words or before.script
         is_other_box = (asked.tiny, asked.gpus) != (before.tiny, before.gpus)
-    else:
-        base, base_sources, reference = script, dict.fromkeys(script, SCRIPT), shipped_values()
-        is_other_box = True
     # A line that reads a variable is as shipped without it: a resume needs no variable again.
-    unset = {name for name in other_names.VARIABLES.values() if script.get(name) == shipped_values().get(name)}
+    unset = {name for name in other_names.VARIABLES.values() if script.get(name) == shipped.get(name)}
     edits = {name: value for name, value in script.items() if name not in unset and reference.get(name) != value}
     mine = (base if asked.resume else {}) | edits | user
     box = boxes.list_values(asked.gpus, asked.tiny, mine) if is_other_box else {}
     by = " ".join(["--tiny"] * asked.tiny + [f"--gpus {asked.gpus}"] * bool(asked.gpus)) or "shared GPUs"
-    sources = base_sources | dict.fromkeys(box, by) | {name: _find_source(name, edits) for name in edits}
+    sources = base_sources | dict.fromkeys(box, by) | {name: _find_source(name) for name in edits}
     sources |= dict.fromkeys(user, COMMAND_LINE)
-    values = base | box | edits | user
-    asked.values = {name: values[name] for name in values if name not in OPTIONS and values[name] is not None}
-    asked.sources = {name: sources[name] for name in values if name not in OPTIONS}
+    values = {name: value for name, value in (base | box | edits | user).items() if name not in OPTIONS}
+    asked.values = {name: value for name, value in values.items() if value is not None}
+    asked.sources = {name: sources[name] for name in values}
+    if asked.gpus:
+        boxes.refuse_more(asked.gpus, {action.dest: action.default for action in make_parser()._actions} | asked.values)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -132,14 +131,16 @@ def make_parser() -> argparse.ArgumentParser:
     parser = trainer_parser()
     parser.prog, parser.usage = "./train_grpo.sh", "%(prog)s [FLAG ...]"
     parser._optionals.title = "OpenRLHF's flags"
-    for name in (*_INTERNAL, *_TRACKERS):
+    for name in _REPLACED:
         ours.remove(parser, name)
     _make_switches_undoable(parser)
-    trackers = parser.add_argument_group("Trackers")
-    trackers.add_argument("--use_tensorboard", action=ours.SWITCH, help="write TensorBoard files, into the run folder")
-    trackers.add_argument("--use_wandb", action=ours.SWITCH, help="log to W&B, with the key in WANDB_API_KEY")
-    add_exported(parser)
-    add_options(parser)
+    add = parser.add_argument_group("Trackers").add_argument
+    add("--use_tensorboard", action=ours.SWITCH, help="write TensorBoard files into the run directory")
+    add("--use_wandb", action=ours.SWITCH, help="log to W&B; the key is in WANDB_API_KEY, not on the command line")
+    # These reach every worker as variables, and not the trainer's command line.
+    ours.add_reward(parser.add_argument_group("Reward and judge"))
+    ours.add_environment(parser.add_argument_group("Environments"))
+    _add_options(parser.add_argument_group("Starting a run"))
     groups = parser._action_groups
     parser._action_groups = [groups[-1], *groups[2:-1], *groups[:2]]  # help shows OpenRLHF's last
     for action in parser._actions:
@@ -148,36 +149,28 @@ def make_parser() -> argparse.ArgumentParser:
     return make_strict(parser)
 
 
-def add_exported(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that reach every worker as variables, and not the trainer's command line."""
-    ours.add_reward(parser.add_argument_group("Reward and judge"))
-    ours.add_environment(parser.add_argument_group("Environments"))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
+# fmt: off
+def _add_options(group: argparse._ArgumentGroup) -> None:
     """Add the launcher's options."""
-    add = parser.add_argument_group("Starting a run").add_argument
-    modes = {
-        "check": "check machine, patches, model, data, and flags, then exit; makes .venv and the tiny model first if "
-        "they are missing",
-        "plan": "print what the flags mean (batches, lengths, steps, memory, disk, hours), then exit; needs neither "
-        "GPUs nor data; the exit code is 2 if a GPU cannot hold the run, or if flags, data, reward, or environment are "
-        "wrong",
-        "dry-run": "print the trainer's command, then exit",
-    }
-    add(
-        "--tiny",
-        action="store_true",
-        help="a tiny gpt-oss and synthetic problems: 2 minutes on 2 cores. On GPUs if .venv has the GPU stack: on 3, "
-        "or on 2 or 1 if this machine has fewer. Without a key for the judge, a local server answers",
-    )
+    add = group.add_argument
+    add("--tiny", action="store_true", help="a tiny gpt-oss and synthetic problems: 2 minutes on 2 cores. On GPUs if "
+        ".venv has the GPU stack: on 3, or on 2 or 1 if this machine has fewer. Without a key for the judge, a local "
+        "server answers")
     add("--gpus", type=int, choices=sorted(boxes.BOXES, reverse=True), help="the GPUs of this box (default: 8)")
-    for mode, about in modes.items():
+    for mode, about in {
+        "check": "check machine, patches, model, data, and flags, then exit; makes .venv and the tiny model first if "
+            "they are missing",
+        "plan": "print what the flags mean (batches, lengths, steps, memory, disk, hours), then exit; needs neither "
+            "GPUs nor data; the exit code is 2 if a GPU cannot hold the run, or if flags, data, reward, or environment "
+            "are wrong",
+        "dry-run": "print the trainer's command, then exit",
+    }.items():
         add(f"--{mode}", dest="mode", action="store_const", const=mode, help=about)
-    add("--run-dir", metavar="DIR", help="folder of this run (default: runs/NAME-TIME in the checkout)")
-    about = "continue the run in DIR from its newest whole checkpoint, with its flags and those given now; latest is "
-    add("--resume", metavar="DIR", help=f"{about}the newest run in runs/ that has not finished")
+    add("--run-dir", default=None, metavar="DIR", help="folder of this run (default: runs/NAME-TIME in the checkout)")
+    add("--resume", metavar="DIR", help="continue the run in DIR from its newest whole checkpoint, with its flags and "
+        "those given now; latest is the newest run in runs/ that has not finished")
     add("--held", type=int, help=argparse.SUPPRESS)
+# fmt: on
 
 
 @cache
@@ -214,8 +207,8 @@ def _make_switches_undoable(parser: argparse.ArgumentParser) -> None:
                 parser._option_string_actions.update(dict.fromkeys(switch.option_strings, switch))
 
 
-def _parse_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> Values:
-    values = parse_given(parser, words)
+def _parse_given(words: Sequence[str]) -> Values:
+    values = parse_given(make_parser(), words)
     return values | {name: _make_absolute(name, values[name]) for name in _PATHS if values.get(name)}
 
 
@@ -226,10 +219,10 @@ def _make_absolute(name: str, value: str) -> str:
     return " ".join(os.path.abspath(file) if os.path.isfile(file) else file for file in value.split())
 
 
-def _find_source(name: str, edits: Mapping[str, Any]) -> str:
+def _find_source(name: str) -> str:
     """Return what set an edited line: one of the variables that it reads, or the edit."""
-    variable = next((one for one, flag in other_names.VARIABLES.items() if flag == name and os.environ.get(one)), None)
-    return variable or "edited script"
+    variables = [one for one, flag in other_names.VARIABLES.items() if flag == name and os.environ.get(one)]
+    return variables[0] if variables else "edited script"
 
 
 def _show(value: Any) -> str:

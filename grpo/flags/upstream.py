@@ -12,11 +12,7 @@ from grpo.stack.problem import UserError
 
 
 def trainer_source() -> Path:
-    """Return the source file of the trainer's command line.
-
-    Raises:
-        UserError: if OpenRLHF is not installed.
-    """
+    """Return the source file of the trainer's command line. Raises UserError if OpenRLHF is not installed."""
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
         raise UserError("OpenRLHF is not installed in this Python", "run ./scripts/setup.sh")
@@ -33,11 +29,8 @@ def trainer_parser() -> argparse.ArgumentParser:
     if not source.is_file():  # deleted, or another package of this name comes first in PYTHONPATH
         raise UserError(f"OpenRLHF's command line is missing: {source}", "run ./apply_patches.sh status")
     tree = ast.parse(source.read_text(encoding="utf-8"), filename=str(source))
-    main = next(
-        (node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)),
-        None,
-    )
-    if main is None:
+    mains = (node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
+    if (main := next(mains, None)) is None:
         raise UserError(f"{source} has no main block: is it another OpenRLHF?", "run ./apply_patches.sh status")
     parsing = next(i for i, node in enumerate(main.body) if "parser.parse_args()" in ast.unparse(node))
     body = main.body[:parsing]
@@ -56,8 +49,7 @@ def _imports(tree: ast.Module, used: set[str]) -> list[ast.stmt]:
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             node.names = [alias for alias in node.names if (alias.asname or alias.name).split(".")[0] in used]
-            if node.names:
-                imports.append(node)
+            imports += [node] * bool(node.names)
     return imports
 
 
@@ -80,19 +72,14 @@ def parse_given(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[s
         UserError: for an unknown flag, or a wrong value.
     """
     words, undone = _take_undone(parser, words)
-    defaults = {action: action.default for action in parser._actions}
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS
-    others, parser._defaults = parser._defaults, {}
-    try:
-        known, unknown = parser.parse_known_args(words)
-    finally:
-        parser._defaults = others
-        for action, default in defaults.items():
-            action.default = default
+    # What has a value already gets no default.
+    names = [*(action.dest for action in parser._actions), *parser._defaults]
+    absent = argparse.Namespace(**dict.fromkeys(names, argparse.SUPPRESS))
+    known, unknown = parser.parse_known_args(words, absent)
     if unknown:
         raise other_names.explain(unknown, parser._option_string_actions)
-    values = vars(known) | dict.fromkeys(undone)
+    values = {name: value for name, value in vars(known).items() if value is not argparse.SUPPRESS}
+    values |= dict.fromkeys(undone)
     return {action.dest: values[action.dest] for action in parser._actions if action.dest in values}
 
 

@@ -13,10 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from grpo.flags import other_names, parser
+from grpo.flags import parser
 from grpo.flags.parser import Asked
 from grpo.launch import (
-    about,
     attempt,
     evaluate_command,
     gpu_memory,
@@ -29,13 +28,14 @@ from grpo.launch import (
     signals,
 )
 from grpo.launch.checks import environment, reward
+from grpo.launch.checks.machine import warn_of_gpus
 from grpo.launch.config import Config, resolve
+from grpo.launch.flags import make_trainer_words, make_variables
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, make_plan, shortfall
 from grpo.launch.restarts import REFUSED, end_restarts
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import guard, joined_cluster
-from grpo.launch.trainer_flags import make_trainer_words, make_variables
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.stack import command, machine
@@ -106,7 +106,7 @@ def _main(asked: Asked) -> int:
     if asked.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
-    described = [*asked.describe(), *about.describe(plan, config, run_judge)]
+    described = [*asked.describe(), *preflight.describe(plan, config, run_judge)]
     if asked.mode == "plan":
         print("\n".join(described), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
@@ -117,7 +117,7 @@ def _main(asked: Asked) -> int:
     cluster = _check_admission(asked, config, plan, folder, run_judge)
     if cluster.problems:
         return _refuse_all(asked, cluster.problems)
-    warnings = [*cluster.warnings, *about.warn_of_gpus(), *other_names.warn(os.environ), *environment.describe(config)]
+    warnings = [*cluster.warnings, *warn_of_gpus(), *environment.describe(config)]
     warnings += optimizer_steps.warnings(config.args)
     done = resume.complete(config, plan, resume.resumed_step(config)) if asked.resume else []
     if asked.mode == "check":

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.launch import gpu_limits
+from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.gpu_memory import needs
 from grpo.launch.judge import RunJudge
@@ -60,7 +60,7 @@ def _describe_calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
 def _describe_hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
     """Return [] for a model without a size, for CPUs, and for what does not fit."""
     args, model, need = config.args, plan.architecture, needs(config)
-    if model is None or need is None or list(gpu_limits.problems(config)):
+    if model is None or need is None or list(check_gpu_memory(config)):
         return []
     numbers = read_report()
     sequences = math.ceil(config.rollouts_per_step / args.vllm_num_engines)

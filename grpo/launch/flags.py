@@ -1,22 +1,33 @@
-"""The trainer's flags, and the combinations that it refuses; the parser checks each value alone."""
+"""The trainer's flags: what follows from those that were given, and the combinations that are refused.
+
+The parser checks each value alone.
+"""
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
-from grpo.environments.settings import has_environment
+from grpo.environments.settings import AGENT, has_environment
 from grpo.flags import ours
+from grpo.flags.boxes import ENGINE_SHARE
 from grpo.flags.ours import SHORTEST
+from grpo.flags.parser import make_parser
+from grpo.flags.upstream import make_words, trainer_parser
 from grpo.model.architecture import EXPERTS_TARGET, NO_SHARD, OF_ENGINE, PACKED, TARGETS, ZERO3
 from grpo.rollout import chat_template
 from grpo.rollout.thinking import Budget
+from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
+from grpo.stack.checkout import CHECKOUT
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.train import lengths
 from grpo.train.objectives import LOSSES, is_read
 
 Rows = Iterator[tuple[object, str, str]]  # whether something is wrong, what, and the remedy
+Values = Mapping[str, Any]
 # These give a rollout one advantage for all its tokens, which its branches inherit.
 ROLLOUT_ESTIMATORS = ("dr_grpo", "rloo", "group_norm")
 GROUP_ESTIMATORS = (*ROLLOUT_ESTIMATORS, "reinforce_baseline")  # compare the rollouts of a prompt
@@ -29,8 +40,73 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser._option_string_actions["--policy_loss_type"].choices = tuple(LOSSES)  # OpenRLHF knows two of them
 
 
+def make_trainer_words(values: Values) -> list[str]:
+    """Return the trainer's command line: the flags that were given, our defaults, and what follows from them."""
+    known = {name: value for name, value in {**ours.DEFAULTS, **values}.items() if value is not None}
+    flags = _derive(known) | known | {"remote_rm_url": _choose_program(values.get("remote_rm_url") or "")}
+    # OpenRLHF takes a folder and a key. The first follows from the run directory, the second is in the environment.
+    flags |= {name: "1" if known.get(name) else None for name in ("use_tensorboard", "use_wandb")}
+    return make_words(trainer_parser(), flags)
+
+
+def _derive(known: Values) -> dict[str, Any]:
+    """Return the flags that follow from others, unless they are given."""
+    train = known.get("prompt_data") or str(CHECKOUT / "data" / "prepared" / "train.jsonl")
+    environment = known.get("environment")
+    derived = {
+        "engine_model": known.get("pretrain"),
+        "prompt_data": train,
+        "eval_dataset": str(Path(train).with_name("eval.jsonl")),
+        "old_log_probs": "engine" if known.get("pipeline") else "trainer",
+        "vllm_gpu_memory_utilization": None if known.get("colocate_all_models") else ENGINE_SHARE,
+        "offload": True if known.get("experts") == "bf16" and known.get("actor_shard", ZERO3) == ZERO3 else None,
+        "eval_n_samples_per_prompt": 8 if known["eval_temperature"] else 1,
+        # Each turn, and the answer after a cut thought, is a separate call; the engine has its prefix in the cache.
+        "enable_prefix_caching": bool(environment or known.get("thinking_budget")),
+        # Non-reentrant checkpointing fails with LoRA under ZeRO-3.
+        "gradient_checkpointing_use_reentrant": known["gradient_checkpointing"],
+        # The actor is its own reference; OpenRLHF wants their sizes to be equal if GPUs are shared.
+        "actor_num_nodes": 1,
+        "ref_num_nodes": 1,
+        "ref_num_gpus_per_node": known.get("actor_num_gpus_per_node"),
+    }
+    # An environment formats the chat itself.
+    return derived | ({"agent_func_path": str(AGENT)} if environment else {"apply_chat_template": True})
+
+
+def make_variables(values: Values) -> dict[str, str]:
+    """Return the variables for every worker: judge, reward and environment."""
+    exported = {name: values.get(name, make_parser().get_default(name)) for name in ours.EXPORTED}
+    exported["environment"] = " ".join(_split_files(values.get("environment") or ""))
+    reward = values.get("remote_rm_url") or ""
+    own = _split_files(reward) if _choose_program(reward) == str(USER_REWARD) else []
+    exported["reward_files"] = os.pathsep.join(map(os.path.realpath, own))
+    return {f"GRPO_{name.upper()}": _as_text(value) for name, value in exported.items()}
+
+
+def _split_files(text: str) -> list[str]:
+    """Return the names in a flag; a file whose name has blanks is one."""
+    return [text] if os.path.isfile(text) else text.replace(",", " ").split()
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _choose_program(reward: str) -> str:
+    """Return what the trainer calls: a server, this project's file, or that which calls the user's files."""
+    if reward.startswith(("http://", "https://")):
+        return reward
+    is_ours = not reward or (os.path.exists(reward) and os.path.samefile(reward, OUR_REWARD))
+    return str(OUR_REWARD if is_ours else USER_REWARD)
+
+
 def validate(args: argparse.Namespace) -> None:
-    """Refuse invalid arguments before Ray starts.
+    """Refuse invalid arguments in the trainer, before Ray starts.
 
     Raises:
         SystemExit: with one line for each problem and its remedy.
@@ -55,9 +131,9 @@ def corrects_for_sampling(args: argparse.Namespace) -> bool:
 
 
 def _adapter(args: argparse.Namespace) -> Rows:
+    yield args.lora_rank <= 0, "only an adapter goes to the engines", "set --lora_rank (64 for the 120b)"
     unknown = set(args.target_modules) - set(TARGETS) if args.lora_rank > 0 else ()
     what = f"--target_modules {' '.join(args.target_modules)}: the engines have no adapters of other parts"
-    yield args.lora_rank <= 0, "only an adapter goes to the engines", "set --lora_rank (64 for the 120b)"
     yield unknown, what, f"choose from {', '.join(TARGETS)}"
     is_unread = args.expert_rank and EXPERTS_TARGET not in args.target_modules
     yield is_unread, f"--expert_rank {args.expert_rank} is for {EXPERTS_TARGET} in --target_modules", "remove it"
@@ -90,9 +166,6 @@ def _sharing(args: argparse.Namespace) -> Rows:
 
 def _memory(args: argparse.Namespace) -> Rows:
     yield args.zero_stage != 3, f"--zero_stage {args.zero_stage} is not supported", "use --zero_stage 3"
-    is_not_reentrant = args.gradient_checkpointing and not args.gradient_checkpointing_use_reentrant
-    what = "--gradient_checkpointing with LoRA under ZeRO-3 raises a CheckpointError unless it is reentrant"
-    yield args.zero_stage == 3 and is_not_reentrant, what, "add --gradient_checkpointing_use_reentrant"
     what = f"--offload keeps shares of the model in host memory, but --actor_shard {args.actor_shard} has no shares"
     yield args.offload and args.actor_shard != ZERO3, what, "set --actor_shard zero3, or --no-offload"
     save, evaluate = args.save_steps, args.eval_steps
@@ -113,11 +186,11 @@ def _ratio(args: argparse.Namespace) -> Rows:
     what = "--pipeline trains on rollouts of an earlier policy, and nothing corrects for that"
     remedy = "set --old_log_probs engine, or add --enable_vllm_is_correction"
     yield args.pipeline and not corrects_for_sampling(args), what, remedy
+    is_in_reward = args.init_kl_coef > 0 and not args.use_kl_loss
     what = f"--top_p {top_p:g} truncates the engine's distribution, which cannot be compared with the trainer's"
     remedy = "set --top_p 1, or neither --enable_vllm_is_correction nor --old_log_probs engine"
     yield top_p < 1 and corrects_for_sampling(args), what, remedy
-    is_in_reward = args.init_kl_coef > 0 and not args.use_kl_loss
-    yield is_in_reward and top_p < 1, what, "set --top_p 1, or add --use_kl_loss --kl_estimator k3"
+    yield top_p < 1 and is_in_reward, what, "set --top_p 1, or add --use_kl_loss --kl_estimator k3"
     what = f"--kl_estimator {args.kl_estimator} in the reward has a mean gradient of almost 0 near the reference"
     yield is_in_reward and args.kl_estimator != "k1", what, "remove it, or add --use_kl_loss"
     is_free = args.use_kl_loss and not args.init_kl_coef > 0
@@ -165,22 +238,19 @@ def _lengths(args: argparse.Namespace) -> Rows:
 
 
 def _thinking(args: argparse.Namespace) -> Rows:
-    thinking, answer = args.thinking_budget, args.answer_budget
-    if thinking is None and answer is None:
+    budgets = {"--thinking_budget": args.thinking_budget, "--answer_budget": args.answer_budget}
+    if args.thinking_budget is None and args.answer_budget is None:
         return
-    if thinking is None or answer is None:
-        given, missing = ("--thinking_budget", "--answer_budget")[:: 1 if answer is None else -1]
-        yield True, f"{given} is set, but {missing} is not", f"also set {missing}, in tokens"
+    for missing in (name for name, value in budgets.items() if value is None):
+        yield True, f"{' and '.join(budgets)} belong together, but {missing} is not set", f"set {missing}, in tokens"
         return
     try:
-        Budget(thinking, answer)
+        Budget(args.thinking_budget, args.answer_budget)
     except UserError as error:
         yield True, f"--thinking_budget, --answer_budget: {error.problem.what}", error.problem.remedy
     is_other = args.agent_func_path and not has_environment(args)
     what = "--thinking_budget does not work with --agent_func_path: only one can run the rollouts"
     yield is_other, what, "remove one of them"
-    what = "--thinking_budget without --enable_prefix_caching computes every cut thought twice"
-    yield not args.enable_prefix_caching, what, "add --enable_prefix_caching"
     yield from _context(args)
 
 
@@ -192,9 +262,9 @@ def _context(args: argparse.Namespace) -> Rows:
 
 def _environment(args: argparse.Namespace) -> Rows:
     """Yield flags without meaning for multi-turn rollouts."""
-    what = "--apply_chat_template does not work with an environment, which formats its own chat"
-    yield args.apply_chat_template, what, "remove it"
-    yield args.disable_fast_tokenizer, "--disable_fast_tokenizer does not work with an environment", "remove it"
+    for name in ("apply_chat_template", "disable_fast_tokenizer"):
+        what = f"--{name} does not work with an environment, which formats its own chat"
+        yield getattr(args, name), what, "remove it"
     what = f"--advantage_estimator {args.advantage_estimator} does not give a multi-turn rollout one advantage"
     yield args.advantage_estimator not in ROLLOUT_ESTIMATORS, what, f"use one of {', '.join(ROLLOUT_ESTIMATORS)}"
     is_in_reward = args.init_kl_coef > 0 and not args.use_kl_loss

@@ -9,9 +9,8 @@ from pathlib import Path
 from grpo.checkpoint import adapter_files
 from grpo.environments import settings
 from grpo.environments.mixture import Mixture
-from grpo.launch.checks import thinking
+from grpo.launch.checks.data import read_records
 from grpo.launch.config import Config
-from grpo.launch.data_files import read_records
 from grpo.launch.host_memory import OPTIMIZER, WEIGHT, is_for_gpus, list_host_parts
 from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
@@ -127,7 +126,6 @@ def describe(plan: Plan, config: Config) -> list[str]:
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (--template_date)")
     lines += [
-        *thinking.describe(args),
         *_describe_environments(args),
         *_describe_update(plan, config),
         *_describe_steps(plan, config),

@@ -33,8 +33,7 @@ def build() -> bool:
         subprocess.CalledProcessError: if compiling fails; its `stderr` holds the compiler's messages.
     """
     target = library()
-    command = [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(target)]
-    if target.exists() and not subprocess.run(command, capture_output=True).returncode:  # a damaged one may end it
+    if target.exists() and loads():
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -42,6 +41,12 @@ def build() -> bool:
         subprocess.run(command, check=True, capture_output=True, text=True)
         os.replace(f"{folder}/kernel.so", target)
     return True
+
+
+def loads() -> bool:
+    """Return whether the compiled kernel loads, in a process of its own: a damaged one may end it."""
+    command = [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", str(library())]
+    return not subprocess.run(command, capture_output=True).returncode
 
 
 @functools.cache

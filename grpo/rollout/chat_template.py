@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.model.model_files import FileFault, read_json
+from grpo.stack.json_files import read_bytes
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.arguments import Arguments
 
@@ -77,7 +78,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 def find_unread(folder: Path, names: Iterable[str]) -> Iterator[str]:
     """Yield the names that the chat template in a model's folder does not mention."""
     files = (folder / "chat_template.jinja", folder / "tokenizer_config.json")
-    template = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
+    template = "".join(read_bytes(file).decode(errors="replace") for file in files if file.is_file())
     yield from (name for name in names if name not in template)
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from data import prepare
-from grpo.launch.data_files import read_records
+from grpo.launch.checks.data import read_records
 from grpo.rollout.harmony import renderer
 from reward.labels import parse_label
 from reward.reward_func import reward_func

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from grpo.diagnosis.thresholds import LIMITS, OUT_OF_RANGE, REMEDIES
-from grpo.flags import other_names, ours
+from grpo.flags import other_names
 from grpo.flags.parser import make_parser
 from grpo.flags.upstream import trainer_parser
 from tests.docs.pages import GENERATED, ROOT, Page, list_pages
@@ -41,7 +41,7 @@ def list_known() -> frozenset[str]:
         done = subprocess.run([ROOT / "scripts" / f"{name}.sh", "--help"], capture_output=True, text=True, timeout=60)
         known |= set(_FLAG.findall(done.stdout))
     known |= set(_FLAG.findall((ROOT / "scripts" / "lock.sh").read_text()))
-    return frozenset(known | {f"--{name}" for name in ours.GONE} | OTHERS)
+    return frozenset(known | {f"--{name}" for name in other_names.GONE} | OTHERS)
 
 
 def list_options(parser: argparse.ArgumentParser) -> set[str]:

@@ -1,21 +1,32 @@
-"""The machine's resources: GPUs, memory, disk, writable places, a cluster to join."""
+"""The machine: GPUs and what fits on them, memory, disk, the folders of a run, and a cluster to join."""
 
 import os
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from grpo.launch import gpu_limits
+from grpo.flags.parser import make_parser
+from grpo.flags.upstream import make_words
 from grpo.launch.config import Config
+from grpo.launch.gpu_memory import Needs, find_longest, needs
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
-from grpo.model.released import RELEASED
+from grpo.model import model_files
+from grpo.model.architecture import NO_SHARD, OF_ENGINE, PACKED, ZERO3
+from grpo.model.released import CONTEXT, RELEASED
 from grpo.run.run_files import RunFiles, step_name
 from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.counted import format_count
 from grpo.stack.problem import Problem
+
+FUSED = ("9.0", "10.0")  # where torch._grouped_mm is one kernel: Hopper, and Blackwell of data centres
+_SHORTEST = 1024  # tokens that are worth training on
+_LARGEST_SHARE = 0.95  # of a GPU for an engine alone; CUDA and fragments take the rest
+Change = dict[str, Any]  # of flags
+_ON_HOST: Change = {"offload": True, "actor_shard": ZERO3}
 
 
 def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -34,7 +45,7 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
             if gpu.used > machine.GB:
                 what = f"{size(gpu.used)} of GPU {gpu.index} are in use"
                 yield Problem(what, "see nvidia-smi; wait, or use other GPUs")
-        yield from gpu_limits.problems(config)
+        yield from check_gpu_memory(config)
 
 
 def _check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -99,3 +110,101 @@ def check_ray() -> Iterator[Problem]:
     except (OSError, ValueError) as error:
         what = f"no Ray cluster answers at RAY_ADDRESS {address} ({error})"
         yield Problem(what, "start it, name it as HOST:PORT, or unset RAY_ADDRESS")
+
+
+def check_gpu_memory(config: Config) -> Iterator[Problem]:
+    """Yield what cannot fit, with the first remedy that would help. The GPUs may be those of another machine."""
+    args, need = config.args, needs(config)
+    if need is None or need.length > _find_positions(args.pretrain):
+        return  # beyond the model's positions, another check refuses the length
+    gpu = machine.find_gpu_that_cannot_share()
+    if gpu and args.actor_shard == OF_ENGINE:
+        yield Problem(
+            f"--actor_shard engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} "
+            f"has {gpu.capability}, where vLLM arranges the experts in another way, or has no kernels for this one",
+            _find_remedy_of_copies(config),
+        )
+    elif need.peak > need.gpu:
+        who = "engine and actor together need" if need.shared else "the actor needs"
+        what = f"{who} {size(need.peak)} on each GPU, which has {size(need.gpu)} ({need.source})"
+        yield Problem(what, _find_remedy(config, need))
+    elif need.shared and not need.smallest_engine <= need.engine_limit <= need.left_to_engine:
+        yield Problem(
+            f"--vllm_gpu_memory_utilization is {args.vllm_gpu_memory_utilization:g}, {size(need.engine_limit)} of each "
+            f"GPU, but an engine needs {size(need.smallest_engine)}, and the actor leaves {size(need.left_to_engine)}",
+            f"set --vllm_gpu_memory_utilization {need.share_left:g}, or unset it",
+        )
+    if not need.shared and need.smallest_engine > need.engine_limit:
+        yield Problem(
+            f"an engine may use {size(need.engine_limit)} of each GPU ({need.source}), which has no room for "
+            f"{size(need.engine['weights'])} of weights and a key/value cache of {need.length:,} tokens",
+            _find_remedy_of_engine(need),
+        )
+
+
+def _find_positions(name: str) -> int:
+    """Return the longest sequence of a model in tokens."""
+    config = {} if name in RELEASED else model_files.read_json(Path(name) / "config.json")
+    return config.get("max_position_embeddings", CONTEXT)
+
+
+def _find_remedy_of_engine(need: Needs) -> str:
+    if need.smallest_engine <= int(_LARGEST_SHARE * need.gpu):
+        return f"set --vllm_gpu_memory_utilization {_LARGEST_SHARE:g}, or raise --vllm_tensor_parallel_size"
+    limit = need.cache.longest(need.cache_room)
+    shorter = f"lower --prompt_max_len + --generate_max_len to {limit:,}"
+    return f"raise --vllm_tensor_parallel_size, or {shorter if limit >= _SHORTEST else 'use GPUs with more memory'}"
+
+
+def _find_remedy(config: Config, need: Needs) -> str:
+    """Return the first change that makes the actor fit, on a shared GPU together with an engine."""
+    changes: list[Change] = [
+        {"attn_implementation": "sinks"},
+        {"gradient_checkpointing": True},
+        {"experts": PACKED, "offload": False},
+        {"micro_train_batch_size": 1},
+        {"adam_offload": True},
+        *([{"actor_shard": ZERO3}] if config.actor_ranks > 1 else []),
+    ]
+    more = "use more --actor_num_gpus_per_node"
+    if need.shared:
+        if config.args.vllm_tensor_parallel_size == 1 and not machine.find_gpu_that_cannot_share():
+            changes.append({"actor_shard": OF_ENGINE, "experts": PACKED})
+        changes.append({"vllm_enable_sleep": True})
+        more = "give engine and actor GPUs of their own (--gpus 2)"
+    elif config.args.actor_shard == NO_SHARD:
+        more += " with --actor_shard zero3"
+    if remedy := _find_first(config, changes):
+        return remedy
+    if (limit := find_longest(config)) >= _SHORTEST:
+        return f"lower --prompt_max_len + --generate_max_len to {limit:,}, or {more}"
+    then = _find_first(config, [_ON_HOST])
+    return f"{then}, or {more}" if then else f"{more}, or GPUs with more memory"
+
+
+def _find_remedy_of_copies(config: Config) -> str:
+    """Return what fits if engine and actor hold the model twice. Micro-batches that are not given adapt."""
+    shards = (NO_SHARD, ZERO3) if config.actor_ranks > 1 else (NO_SHARD,)
+    changes = [*({"actor_shard": shard} for shard in shards), _ON_HOST]
+    return (
+        _find_first(config, changes, micro_train_batch_size=1) or "give engine and actor GPUs of their own (--gpus 2)"
+    )
+
+
+def _find_first(config: Config, changes: list[Change], **also: Any) -> str:
+    """Return the first change with which a GPU suffices, as a remedy; "" if there is none."""
+    for change in changes:
+        if (need := needs(config, **change | also)) and need.peak <= need.gpu:
+            changed = {name: value for name, value in change.items() if getattr(config.args, name) != value}
+            return f"set {' '.join(make_words(make_parser(), changed))}"
+    return ""
+
+
+def warn_of_gpus() -> list[str]:
+    """Return a line for each kind of GPU of this machine that has no fused grouped product."""
+    gpus = [] if is_cpu_stack() else machine.gpus()
+    return [
+        f"WARNING: {name} (compute capability {capability}) has no fused grouped product, as {' and '.join(FUSED)} do: "
+        "PyTorch multiplies the actor's experts one by one. Steps are slower, with the same results"
+        for name, capability in sorted({(gpu.name, gpu.capability) for gpu in gpus if gpu.capability not in FUSED})
+    ]

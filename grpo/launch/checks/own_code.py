@@ -29,8 +29,7 @@ def call_apart(call: Callable[[], Any], deadline: float = DEADLINE) -> Any:
         UserError: the call's own.
     """
     with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as printed:
-        child = os.fork()
-        if not child:
+        if not (child := os.fork()):
             _answer(call, result, printed)
         ending = os.pidfd_open(child)
         is_ended = select.select([ending], [], [], deadline)[0]

@@ -23,8 +23,6 @@ _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"
 _RESPONSE = (
     "<|channel|>analysis<|message|>I know it.<|end|><|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
 )
-_KINDS = ("reward", "bare", "wrong")  # of a result, with the query of the same place in the sample
-_QUERIES = ("query", "bare", "wrong")
 
 
 def check_reward(config: Config) -> Iterator[Problem]:
@@ -55,10 +53,13 @@ def describe(config: Config) -> list[str]:
     tried = [(file.weight, _try(file, sample)) for file in files]
     if sample is None or not all("wrong" in result for _, result in tried):
         return lines  # the checks say so, or the label is one that only the function reads
-    *right, wrong = (sum(weight * result[name] for weight, result in tried) for name in _KINDS)
-    answers = (sample[query].rpartition("<|message|>")[2].removesuffix("<|return|>") for query in _QUERIES)
-    paid = ", ".join(f"{answer:.40} {reward:g}" for answer, reward in zip(answers, (*right, wrong), strict=True))
-    lines.append(f"            the first label of TRAIN_DATA is {str(sample['label'])!r:.60}; it pays {paid}")
+    paid = {}
+    for query, result_name in (("query", "reward"), ("bare", "bare"), ("wrong", "wrong")):
+        answer = sample[query].rpartition("<|message|>")[2].removesuffix("<|return|>")
+        paid[f"{answer:.40}"] = sum(weight * result[result_name] for weight, result in tried)
+    shown = ", ".join(f"{answer} {reward:g}" for answer, reward in paid.items())
+    lines.append(f"            the first label of TRAIN_DATA is {str(sample['label'])!r:.60}; it pays {shown}")
+    *right, wrong = paid.values()
     if max(right) <= wrong:
         lines.append("WARNING: REWARD pays no more for a right answer than for a wrong one: docs/reward.md")
     return lines
@@ -91,9 +92,8 @@ def make_sample(chat: Any, label: Any) -> dict[str, Any]:
         answers = {"query": f"\\boxed{{{bare}}}", "bare": bare, "wrong": "\\boxed{-8675309}"}
     except LabelError:
         answers = {"query": "\\boxed{1}"}
-    return {"prompt": prompt, "label": label} | {
-        name: prompt + _RESPONSE.format(answer=answer) for name, answer in answers.items()
-    }
+    queries = {name: prompt + _RESPONSE.format(answer=answer) for name, answer in answers.items()}
+    return {"prompt": prompt, "label": label, **queries}
 
 
 def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) -> Iterator[Problem]:
@@ -113,14 +113,13 @@ def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) ->
 
 
 def _try(file: RewardFile, sample: dict[str, Any] | None) -> dict[str, Any]:
-    """Return :func:`try_file`'s result; the same file is tried once, for its problems and for its description."""
     if file.path.suffix != ".py" or not file.path.is_file():
         what = "is not a .py file" if file.path.exists() else "does not exist"
         return {"error": what, "remedy": "name a .py file with reward_func"}
     return _try_cached(file.path, read_bytes(file.path), json.dumps(sample))
 
 
-@functools.cache
+@functools.cache  # for its problems and for its description
 def _try_cached(path: Path, content: bytes, sample: str) -> dict[str, Any]:
     return try_file(path, json.loads(sample))
 

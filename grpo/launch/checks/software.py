@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import patches
+from grpo.model import mxfp4_kernel
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 from grpo.stack.problem import Problem
 
@@ -28,6 +29,14 @@ def check_packages() -> Iterator[Problem]:
     for name, wanted in pins().items():
         if (found := find_version(name)) != wanted:
             yield Problem(f"{name} is {found}, but the pinned version is {wanted}", "run scripts/setup.sh")
+
+
+def check_kernel() -> Iterator[Problem]:
+    """Find a compiled kernel that does not load. Setup compiles a missing one before a run."""
+    if (kernel := mxfp4_kernel.library()).exists() and not mxfp4_kernel.loads():
+        yield Problem(
+            f"the compiled MXFP4 kernel {kernel} does not load", "run scripts/setup.sh, which compiles it again"
+        )
 
 
 def describe() -> str:

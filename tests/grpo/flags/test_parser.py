@@ -8,7 +8,7 @@ import pytest
 
 from grpo.flags import boxes, other_names, ours, parser
 from grpo.flags.parser import Asked, fill, make_parser, shipped_values
-from grpo.flags.upstream import make_words, parse_given
+from grpo.flags.upstream import parse_given
 from grpo.launch import recorded
 from grpo.stack.problem import UserError
 from tests.grpo.launch.recipe import ROOT, read_script
@@ -76,17 +76,35 @@ def test_every_switch_can_be_undone() -> None:
 
 def test_an_edit_wins_over_a_box_and_both_are_named() -> None:
     """An edited line was silently ignored with --tiny, and edited engines with --gpus 4."""
-    script = edit(actor_learning_rate="3e-5", vllm_num_engines="4")
+    script = edit(actor_learning_rate="3e-5", actor_num_gpus_per_node="1")
     for options in (["--tiny"], ["--gpus", "4"]):
         asked = ask(*options, script=script)
         differs = asked.list_differences()
         assert differs["--actor_learning_rate"] == ("3e-05", "1e-05", "edited script")
-        assert differs["--vllm_num_engines"] == ("4", "2", "edited script")
-        assert differs["--actor_num_gpus_per_node"][::2] == ("2", " ".join(options))
+        assert differs["--actor_num_gpus_per_node"] == ("1", "4", "edited script")
+        assert differs["--vllm_num_engines"][::2] == ("1", " ".join(options))
     said = "\n".join(ask("--tiny").describe())
     for name, value in boxes._TINY.items():  # each line in whose place --tiny sets another
         flag = "--steps" if name == "max_steps" else f"--{name}"
         assert value == shipped_values().get(name) or f"{flag} " in said
+
+
+@pytest.mark.parametrize(
+    ("words", "total", "remedy"),
+    [
+        ("--gpus 8 --actor_num_gpus_per_node 7", "11 GPUs of 8", "set --actor_num_gpus_per_node 4"),
+        ("--gpus 8 --vllm_num_engines 1 --actor_num_gpus_per_node 7", "9 GPUs of 8", "set --actor_num_gpus_per_node 4"),
+        ("--gpus 2 --vllm_tensor_parallel_size 8", "9 GPUs of 2", "lower --vllm_num_engines"),
+        ("--gpus 4 --colocate_all_models --actor_num_gpus_per_node 8", "8 GPUs of 4", "--actor_num_gpus_per_node 4"),
+        ("--tiny --gpus 1 --actor_num_gpus_per_node 2", "2 GPUs of 1", "set --actor_num_gpus_per_node 1"),
+    ],
+)
+def test_more_gpus_than_the_box_has_are_refused_with_what_fits(monkeypatch, words, total, remedy) -> None:
+    with pytest.raises(UserError) as refused:
+        ask(*words.split())
+    assert total in refused.value.problem.what and remedy in refused.value.problem.remedy
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    ask(*words.split())  # a cluster has other nodes
 
 
 def test_a_line_that_was_removed_is_named() -> None:
@@ -144,8 +162,3 @@ def test_a_run_from_before_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"options": ["--tiny"], "changes": {}, "flags": {}}))
     with pytest.raises(UserError, match=f"{tmp_path}.*git checkout"):
         ask("--resume", str(tmp_path))
-
-
-def test_words_survive_the_way_to_the_trainer_and_back() -> None:
-    values = {"lora_rank": 3, "judge": False, "eval_at_start": False, "sapo_temperatures": [1.0, 2.0], "save_steps": -1}
-    assert parse_given(make_parser(), make_words(make_parser(), values)) == values

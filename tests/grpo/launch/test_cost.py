@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.launch import cost, gpu_limits, gpu_memory, judge
+from grpo.launch import cost, gpu_memory, judge
+from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import make_plan
 from tests.docs.pages import get_page
@@ -69,7 +70,7 @@ def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
     limit = gpu_memory.find_longest(config)
     assert longest == f"{limit:,}"
     one = dict.fromkeys(gpu_memory.MICRO_BATCHES, 1)
-    refused = map(str, gpu_limits.problems(plan_recipe(setting, **shape, max_len=limit, **one)[0]))
+    refused = map(str, check_gpu_memory(plan_recipe(setting, **shape, max_len=limit, **one)[0]))
     assert [what for what in refused if "an engine may use" not in what] == [], "the launcher accepts it"
     assert f"hours       {duration.removesuffix('h')} for" in describe(setting, **shape, max_steps=100)
 

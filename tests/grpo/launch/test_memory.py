@@ -3,7 +3,8 @@
 import pytest
 
 from grpo.environments import settings
-from grpo.launch import gpu_limits, gpu_memory, host_memory
+from grpo.launch import gpu_memory, host_memory
+from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.plan import make_plan
 from grpo.model.released import RELEASED
 from grpo.stack import machine
@@ -80,7 +81,7 @@ def test_a_rollout_with_branches_has_several_rows(configure_box, monkeypatch):
 
 def test_a_model_for_cpus_or_without_files_has_no_such_plan(setting, tmp_path):
     for config in (setting.make_config(), setting.make_config(pretrain=tmp_path / "absent")):
-        assert gpu_memory.describe(config) == list(gpu_limits.problems(config)) == []
+        assert gpu_memory.describe(config) == list(check_gpu_memory(config)) == []
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_box_is_other_values_of_four_variables(tiny, gpus, shape, shard) -> No
         assert {name for name in full if full[name] != passed[name]} <= {*SHAPE, *sizes, *folders, *share}
         assert ("--colocate_all_models" in passed) == (gpus == "1")
         assert passed["--ref_num_gpus_per_node"] == shape[-1], "OpenRLHF compares them if GPUs are shared"
-    assert resolve_flags("--gpus", gpus, "--vllm_tensor_parallel_size", "8")["--vllm_tensor_parallel_size"] == "8"
+    assert resolve_flags("--gpus", gpus, "--actor_num_gpus_per_node", "1")["--actor_num_gpus_per_node"] == "1"
 
 
 @pytest.mark.parametrize(

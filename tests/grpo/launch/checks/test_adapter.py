@@ -13,7 +13,7 @@ from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
 from grpo.flags.parser import Asked
 from grpo.launch import preflight, resume, run_dir
-from grpo.launch.checks import adapter as checks
+from grpo.launch.checks import model as checks
 from grpo.launch.plan import describe, make_plan
 from grpo.model import model_files
 from grpo.stack.problem import UserError

@@ -148,15 +148,11 @@ def play_counter(environment_setting, monkeypatch, tmp_path):
         ({"CALL": "cal"}, "`call`"),
         ({"START": "import os; os._exit(0)"}, "code 0"),
         ({"START": "self.unset"}, "start failed (AttributeError"),
-        ({"SCORE": "len(messages[2]['tool_calls'])"}, "score failed (KeyError"),
         ({"SCORE": "float('nan')"}, "nan"),
         ({"SCORE": "__import__('signal').signal(14, print)"}, "main thread"),
-        ({"async def score": "def score"}, "score failed (TypeError"),
         ({"def score": "def points"}, "constructor failed (TypeError"),
-        ({"SUM": "return self.unset"}, 'add({"number": 1})'),
         ({"SUM": "return '1' + number"}, "count.py:14 in sum)"),
         ({"SUM": "return number"}, "add returned int"),
-        ({"SUM": "return ''\n\nraise SystemExit(0)\n\nclass A:"}, "SystemExit"),
     ],
 )
 def test_one_conversation_is_played_before_a_run(play_counter, changes, names) -> None:
@@ -169,7 +165,6 @@ def test_one_conversation_is_played_before_a_run(play_counter, changes, names) -
     [
         ({}, "add({\"number\": 1}) -> '2'"),
         ({"SUM": "raise environment.ToolError('too small')"}, "'error: too small'"),
-        ({"SUM": "raise SystemExit(1)"}, "SystemExit: 1"),
         ({"SUM": "return {}[number]"}, "KeyError: 1 ("),
         ({'{"type": "integer"}': "True", "SUM": "return number"}, 'add({"number": "1"}) -> \'1\''),
     ],

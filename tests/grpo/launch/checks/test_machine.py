@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.launch import run_dir
-from grpo.launch.checks.machine import check_gpus
+from grpo.launch.checks.machine import check_gpus, warn_of_gpus
 from grpo.launch.plan import make_plan
 from grpo.run.run_files import RunFiles
 from grpo.stack import machine
@@ -106,3 +106,15 @@ def test_the_run_directory_of_another_user_is_refused(setting, monkeypatch: pyte
         with pytest.raises(UserError, match=r"belongs to another user .*a copy of the run"):
             use()
     assert not files.lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "named"),
+    [((), []), (("9.0", "10.0"), []), (("8.0", "9.0", "8.0"), ["8.0"]), (("12.0", "8.9"), ["12.0", "8.9"])],
+)
+def test_other_generations_are_named_once_each_on_the_gpu_stack(monkeypatch, capabilities, named) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: [Gpu(f"GPU {kind}", 1, 0, kind) for kind in capabilities])
+    assert warn_of_gpus() == []
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    lines = warn_of_gpus()
+    assert len(lines) == len(named) and all(kind in line for line, kind in zip(lines, named, strict=True))

@@ -93,6 +93,15 @@ def test_what_does_not_fit_the_model_is_refused(setting, changes: dict[str, obje
     assert any(names in problem for problem in setting.find_problems(**changes))
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_file_of_any_size_is_not_read_into_memory(setting, tmp_path: Path, file: str) -> None:
+    (tmp_path / "model" / file).touch()
+    os.truncate(tmp_path / "model" / file, 1 << 40)
+    with pytest.raises(OSError, match="larger than 2 GiB") as refused:
+        setting.find_problems(reasoning_effort="low")
+    assert refused.value.filename == str(tmp_path / "model" / file)
+
+
 def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, tmp_path: Path) -> None:
     packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
     [problem] = setting.find_problems(pretrain=packed)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo.launch.checks import software
+from grpo.model import mxfp4_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,18 @@ def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(software, "pins", lambda: {"pytest": "0.1", "no-such-package": "1.0"})
     other, missing = (str(problem) for problem in software.check_packages())
     assert "pytest" in other and "no-such-package" in missing and "scripts/setup.sh" in other
+
+
+def test_a_kernel_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = mxfp4_kernel.library()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert list(software.check_kernel()) == [], "setup compiles a missing one"
+    (damaged := mxfp4_kernel.library()).parent.mkdir()
+    damaged.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    [problem] = software.check_kernel()
+    assert str(damaged) in problem.what and "setup.sh" in problem.remedy
+    shutil.copy(whole, damaged)
+    assert list(software.check_kernel()) == []
 
 
 def test_a_node_equals_itself_and_every_difference_is_named(tmp_path: Path) -> None:
