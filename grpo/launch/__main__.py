@@ -15,26 +15,14 @@ from pathlib import Path
 
 from grpo.flags import other_names, parser
 from grpo.flags.parser import Asked
-from grpo.launch import (
-    about,
-    attempt,
-    evaluate_command,
-    gpu_memory,
-    judge,
-    preflight,
-    recorded,
-    restarts,
-    resume,
-    run_dir,
-    signals,
-)
+from grpo.launch import about, attempt, gpu_memory, judge, preflight, resume, run_dir, signals
+from grpo.launch.attempt import REFUSED, end_restarts
 from grpo.launch.checks import environment, reward
 from grpo.launch.config import Config, resolve
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, make_plan, shortfall
-from grpo.launch.restarts import REFUSED, end_restarts
 from grpo.launch.signals import Signalled
-from grpo.launch.supervise import guard, joined_cluster
+from grpo.launch.supervise import joined_cluster, processes
 from grpo.launch.trainer_flags import make_trainer_words, make_variables
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
@@ -51,13 +39,14 @@ _REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG
 def main(words: list[str] | None = None) -> int:
     """Do what the command line asks for; return the exit code. The words are those of the process, unless given."""
     words = sys.argv[1:] if words is None else words
-    asked = restarts.find_restart(words)
+    asked = attempt.find_restart(words)
     try:
         signals.raise_them()
-        parser.fill(asked, words, lambda run: recorded.read(run_dir.find_run(run)))
+        parser.fill(asked, words, lambda run: run_dir.read_asked(run_dir.find_run(run)))
         return _main(asked)
     except UserError as error:
-        return _refuse(asked, error)
+        print(f"refused: {error}", file=sys.stderr)
+        return _end_refused(asked, error.problem)
     except BrokenPipeError:
         poller = select.poll()
         poller.register(sys.stdout, 0)
@@ -69,19 +58,14 @@ def main(words: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None or error.errno not in _REMEDIES:
             raise
-        what = f"{error.filename} cannot be used ({error.strerror})"
-        return _refuse(asked, UserError(what, _REMEDIES[error.errno]))
+        problem = Problem(f"{error.filename} cannot be used ({error.strerror})", _REMEDIES[error.errno])
+        print(f"refused: {problem}", file=sys.stderr)
+        return _end_refused(asked, problem)
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
         if asked.held is not None and asked.resume:
             return end_restarts(Path(asked.resume), came.code, cause=came.name)
         return came.code
-
-
-def _refuse(asked: Asked, error: UserError) -> int:
-    """Print why nothing is started; return the exit code."""
-    print(f"refused: {error}", file=sys.stderr)
-    return _end_refused(asked, error.problem)
 
 
 def _refuse_all(asked: Asked, problems: Sequence[Problem]) -> int:
@@ -136,7 +120,7 @@ def _main(asked: Asked) -> int:
         held = RunFiles(folder).hold()
     own_runs.record(folder, asked.values | {name: getattr(config.args, name) for name in own_runs.PLACES})
     news = warnings + (resume.take_back(config, folder) if asked.resume else []) + done
-    watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
+    watch = f"watch       {run_dir.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
     print("\n".join([f"run directory {folder}", *news, *described, *cluster.places, watch]), flush=True)
     return attempt.run(asked, folder, config, plan, run_judge, held)
 
@@ -150,7 +134,7 @@ def _resolve(asked: Asked) -> tuple[Path, int | None, Config]:
         folder = Path(asked.run_dir or run_dir.default_run_dir(asked)).absolute()
         return folder, held, gpu_memory.choose(resolve(words, folder))
     folder = run_dir.find_run(asked.resume)
-    recorded.refuse_others(asked, folder)
+    run_dir.refuse_others(asked, folder)
     if held is None and asked.mode == "run":
         held = RunFiles(folder).hold()  # before looking for the newest checkpoint: the run may still be writing one
     return folder, held, gpu_memory.choose(resume.resolve_resumed(words, folder))
@@ -192,4 +176,4 @@ def _make_tiny() -> int:
 
 if __name__ == "__main__":
     command.print_plainly()
-    sys.exit(guard.guard(main))
+    sys.exit(processes.guard(main))

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from grpo.launch.config import Config
-from grpo.launch.supervise import base_dir, joined_cluster, processes, ray_head
+from grpo.launch.supervise import joined_cluster, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
@@ -65,7 +65,8 @@ class Cluster:
 @pytest.fixture(scope="module")
 def foreign_cluster() -> Iterator[Cluster]:
     """Another user's Ray cluster on the same machine, with a process that has our driver's command line."""
-    (base, held), mark = base_dir.make(), f"foreign-{uuid.uuid4().hex}"
+    folder, mark = processes.RunFolder(), f"foreign-{uuid.uuid4().hex}"
+    base = folder.path
     command = ray_head.start_command(RayHead(num_gpus=2, num_cpus=4, object_store_bytes=100_000_000), base)
     with (base / "log").open("w") as log:
         head = subprocess.Popen(
@@ -90,8 +91,7 @@ def foreign_cluster() -> Iterator[Cluster]:
         for process in processes.find_marked(mark):
             process.kill()
         head.wait()
-        subprocess.run(["rm", "-rf", str(base)], check=True)
-        os.close(held)
+        folder.delete()
 
 
 def probe(address: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.launch.hang import FIRST_TIMES, TIMES_USUAL, HangWatch
+from grpo.launch.watch import FIRST_TIMES, TIMES_USUAL, HangWatch
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
@@ -34,12 +34,17 @@ def log_steps(files: RunFiles, *generate: float) -> None:
     ("times", "limit"),
     [((), FIRST_TIMES * 120), ((1.0, 2.0, 3.0), 120.0), ((100.0, 40.0, 60.0), TIMES_USUAL * 60.0)],
 )
-def test_a_phase_may_take_several_times_as_long_as_usual(files, times: tuple, limit: float) -> None:
+def test_a_phase_may_take_several_times_as_long_as_usual(files, monkeypatch, times: tuple, limit: float) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     log_steps(files, *times)
     seen = watch(files)
     RunLog(str(files.folder)).note_phase("generate", 4)
     assert seen.hang() == ""
-    assert seen.limit() == limit
+    now += limit
+    assert seen.hang() == ""
+    now += 1
+    assert seen.hang().startswith("no progress: step 4: generate for")
 
 
 def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
@@ -47,7 +52,7 @@ def test_a_phase_that_lasts_is_a_hang_until_the_next_one_begins(files) -> None:
     log, seen = RunLog(str(files.folder)), watch(files, minutes=1e-3)
     with log.phase("generate"):
         pass
-    seen.look()
+    assert seen.hang() == ""
     time.sleep(0.1)
     hang = seen.hang()
     assert hang.startswith("no progress: step 2: generate for")

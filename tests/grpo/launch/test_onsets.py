@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo.diagnosis import diagnose
-from grpo.launch import attempt
-from grpo.launch.attempt import Onsets
+from grpo.launch import watch
+from grpo.launch.watch import Onsets
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
 
@@ -54,6 +54,6 @@ def test_failing_rule_does_not_end_the_run(
     write(tmp_path, 1, 3)
     progress = Progress(RunFiles(tmp_path, tmp_path), 80)
     progress.poll()
-    with caplog.at_level(logging.WARNING, logger=attempt.__name__):
+    with caplog.at_level(logging.WARNING, logger=watch.__name__):
         assert Onsets(progress, {}).new_lines() == []
     assert "the diagnosis failed after step 3: a rule" in caplog.text

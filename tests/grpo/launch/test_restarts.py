@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.launch import restarts
+from grpo.launch import attempt
 from tests.grpo.launch.faulty_run import Run
 from tests.supervised import read_command_line, wait_until
 
@@ -209,10 +209,10 @@ AFTER_OTHERS = [make_end(step=step) for step in range(4, 8)]
     ],
 )
 def test_whether_and_when_a_run_goes_on(ends: list[dict], limit: int, has_progressed: bool, wait: float | None) -> None:
-    assert restarts.decide(ends, limit, has_progressed).wait == wait
+    assert attempt.decide(ends, limit, has_progressed).wait == wait
 
 
 def test_the_first_error_is_named() -> None:
-    same = restarts.decide([make_end(), make_end("an engine died (pid 8)")], 3, has_progressed=True)
+    same = attempt.decide([make_end(), make_end("an engine died (pid 8)")], 3, has_progressed=True)
     assert "first error, at step 4: an engine died (pid 7)" in same.lines
-    assert restarts.decide([make_end()], 0, has_progressed=True).lines == []
+    assert attempt.decide([make_end()], 0, has_progressed=True).lines == []

@@ -14,7 +14,7 @@ import pytest
 from grpo.checkpoint import adapter_files
 from grpo.launch import __main__ as launch
 from grpo.launch import attempt
-from grpo.launch.restarts import REFUSED
+from grpo.launch.attempt import REFUSED
 from grpo.launch.supervise.supervisor import End, Job
 from grpo.run import own_runs, run_state
 from grpo.run.lost_writes import LOSSY
