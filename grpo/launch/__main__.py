@@ -45,8 +45,7 @@ def main(words: list[str] | None = None) -> int:
         parser.fill(asked, words, lambda run: run_dir.read_asked(run_dir.find_run(run)))
         return _main(asked)
     except UserError as error:
-        print(f"refused: {error}", file=sys.stderr)
-        return _end_refused(asked, error.problem)
+        return _refuse(asked, error)
     except BrokenPipeError:
         poller = select.poll()
         poller.register(sys.stdout, 0)
@@ -58,28 +57,29 @@ def main(words: list[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None or error.errno not in _REMEDIES:
             raise
-        problem = Problem(f"{error.filename} cannot be used ({error.strerror})", _REMEDIES[error.errno])
-        print(f"refused: {problem}", file=sys.stderr)
-        return _end_refused(asked, problem)
+        what = f"{error.filename} cannot be used ({error.strerror})"
+        return _refuse(asked, UserError(what, _REMEDIES[error.errno]))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
-        if asked.held is not None and asked.resume:
-            return end_restarts(Path(asked.resume), came.code, cause=came.name)
-        return came.code
+        return _end(asked, came.code, cause=came.name)
+
+
+def _refuse(asked: Asked, error: UserError) -> int:
+    """Print why nothing is started; return the exit code."""
+    print(f"refused: {error}", file=sys.stderr)
+    return _end(asked, REFUSED, cause=error.problem.what, remedy=error.problem.remedy)
 
 
 def _refuse_all(asked: Asked, problems: Sequence[Problem]) -> int:
     """Print all problems; return the exit code."""
     print(f"refused, {format_count(len(problems), 'problem')}:", file=sys.stderr)
     print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
-    return _end_refused(asked, problems[0])
+    return _end(asked, REFUSED, cause=problems[0].what, remedy=problems[0].remedy)
 
 
-def _end_refused(asked: Asked, first: Problem) -> int:
+def _end(asked: Asked, code: int, **more: str) -> int:
     """Return the exit code; a restart also leaves a record, and says how the run continues."""
-    if asked.held is None or asked.resume is None:
-        return REFUSED
-    return end_restarts(Path(asked.resume), REFUSED, cause=first.what, remedy=first.remedy)
+    return code if asked.held is None or asked.resume is None else end_restarts(Path(asked.resume), code, **more)
 
 
 def _main(asked: Asked) -> int:

@@ -124,10 +124,10 @@ def _refuse_stale_batch(step: Path, config: Config) -> None:
 
     state, _ = trainer_state.read(step / "trainer")
     if "next_batch" in state["client_states"] and not corrects_for_sampling(config.args):
-        what = (
-            f"{step} has a batch that an earlier policy sampled (--pipeline), which these settings do not correct for"
+        raise UserError(
+            f"{step} has a batch that an earlier policy sampled (--pipeline), which these settings do not correct for",
+            "restore --pipeline, or set --old_log_probs engine",
         )
-        raise UserError(what, "restore --pipeline, or set --old_log_probs engine")
 
 
 def find_changes(config: Config, folder: Path) -> Changes:
@@ -141,15 +141,16 @@ def find_changes(config: Config, folder: Path) -> Changes:
     old |= {name: str(files.find_folder(name, record)) for name in _FOLDERS}
     names = (new.keys() & (old.keys() | config.given.keys())) - _IGNORED
     installed = version("openrlhf")
-    pairs: dict[str, tuple[Any, Any]] = {"OpenRLHF": (record.get("openrlhf", installed), installed)}
-    pairs |= {_spell(name): (old.get(name), new[name]) for name in sorted(names)}
-    old, new = {}, settings.variables() | user_files.variables()
-    for part in ("judge", "reward"):
-        old |= record.get(part) or {}
-    pairs |= {_spell(name): (old.get(name), new.get(name)) for name in (*settings.VARIABLES, *user_files.VARIABLES)}
-    old, new = record.get("reward_sha256") or {}, user_files.digests()
-    pairs |= {f"the code of {path}": (str(old[path])[:12], new[path][:12]) for path in old.keys() & new.keys()}
-    return {name: values for name, values in pairs.items() if values[0] != values[1]}
+    pairs: list[tuple[str, Any, Any]] = [("OpenRLHF", record.get("openrlhf", installed), installed)]
+    pairs += [(_spell(name), old.get(name), new[name]) for name in sorted(names)]
+    was = {**(record.get("judge") or {}), **(record.get("reward") or {})}
+    now = settings.variables() | user_files.variables()
+    variables = (*settings.VARIABLES, *user_files.VARIABLES)
+    pairs += [(_spell(name), was.get(name), now.get(name)) for name in variables]
+    code, edited = record.get("reward_sha256") or {}, user_files.digests()
+    paths = code.keys() & edited.keys()
+    pairs += [(f"the code of {path}", str(code[path])[:12], edited[path][:12]) for path in paths]
+    return {name: (before, after) for name, before, after in pairs if before != after}
 
 
 def _spell(name: str) -> str:

@@ -140,16 +140,6 @@ def test_the_driver_ends_although_the_usual_ports_are_busy(tmp_path: Path, start
     assert not [path for path in logs if b"s3cret-value" in path.read_bytes()], "a secret is in a log"
 
 
-def test_ctrl_c(tmp_path: Path, start) -> None:
-    run = start(tmp_path, "wait")
-    driver = run.wait_for_driver()
-    os.killpg(run.launcher.pid, signal.SIGINT)
-    output = run.finish()
-    assert run.launcher.returncode == 130
-    assert_nothing_left(driver)
-    assert len(output.splitlines()) <= 6, output
-
-
 @pytest.mark.parametrize("which", ["guard", "launcher"])
 def test_the_guard_or_the_launcher_is_killed(tmp_path: Path, start, which: str) -> None:
     run = start(tmp_path, "wait")

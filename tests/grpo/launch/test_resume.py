@@ -214,6 +214,9 @@ def test_changes_of_judge_and_reward_are_named(setting, save, monkeypatch, tmp_p
     assert recorded["judge_models"] == ["a b", "b"]
     monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
     assert resume.find_changes(config, setting.run_dir)["--remote_rm_url"] == (str(own), "/b.py")
+    monkeypatch.setenv("GRPO_REWARD_FILES", str(own))
+    server = setting.make_config(remote_rm_url="http://127.0.0.1:1/reward")
+    assert resume.find_changes(server, setting.run_dir)["--remote_rm_url"][1] == "http://127.0.0.1:1/reward"
 
 
 def test_latest_is_the_newest_run_that_has_not_finished_whatever_its_name(tmp_path, monkeypatch) -> None:

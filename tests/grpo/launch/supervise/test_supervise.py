@@ -172,13 +172,12 @@ def test_what_ends_after_its_parent_is_no_zombie_until_the_end(tmp_path: Path, s
     wait_until(lambda: all(child.status() != psutil.STATUS_ZOMBIE for child in launcher.children()), "a zombie is left")
 
 
-@pytest.mark.parametrize("which", ["guard", "its process group", "launcher"])
+@pytest.mark.parametrize("which", ["guard", "launcher"])
 def test_the_guard_or_the_launcher_is_killed(tmp_path: Path, start, bystander, which: str) -> None:
     run = start(tmp_path, "wait")
     driver = run.wait_for_driver()
     time.sleep(1.0)  # the launcher looks at new shared memory
-    kill, pid = (os.killpg if "group" in which else os.kill), run.shell.pid
-    kill(run.find_launcher() if which == "launcher" else pid, signal.SIGKILL)
+    os.kill(run.find_launcher() if which == "launcher" else run.shell.pid, signal.SIGKILL)
     assert_nothing_left(driver, is_late=which != "launcher")
     output = run.finish()
     assert "Traceback" not in output
