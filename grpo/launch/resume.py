@@ -149,7 +149,7 @@ def find_changes(config: Config, folder: Path) -> Changes:
     pairs += [(_spell(name), was.get(name), now.get(name)) for name in variables]
     code, edited = record.get("reward_sha256") or {}, user_files.digests()
     paths = code.keys() & edited.keys()
-    pairs += [(f"the code of {path}", str(code[path])[:12], edited[path][:12]) for path in paths]
+    pairs += [(f"the code of {path}", str(code[path])[:12], edited[path][:12]) for path in sorted(paths)]
     return {name: (before, after) for name, before, after in pairs if before != after}
 
 
