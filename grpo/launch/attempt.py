@@ -17,13 +17,13 @@ from grpo.checkpoint.on_request import SaveRequest
 from grpo.flags.parser import Asked
 from grpo.launch import preflight, resume, run_dir, signals
 from grpo.launch.config import Config
+from grpo.launch.hangs_and_onsets import HangWatch, Onsets
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import driver_error
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.supervisor import STOPPED, End, Job, supervise
-from grpo.launch.watch import HangWatch, Onsets
 from grpo.metrics.parity import PolicyMismatch
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter

@@ -14,9 +14,9 @@ from typing import Any
 
 from grpo.checkpoint.on_request import SaveRequest
 from grpo.launch import signals
+from grpo.launch.hangs_and_onsets import HangWatch
 from grpo.launch.supervise import driver_error, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.watch import HangWatch
 from grpo.stack import machine, rendezvous
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 from grpo.stack.counted import format_count

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo.diagnosis import diagnose
-from grpo.launch import watch
-from grpo.launch.watch import FIRST_TIMES, TIMES_USUAL, HangWatch, Onsets
+from grpo.launch import hangs_and_onsets
+from grpo.launch.hangs_and_onsets import FIRST_TIMES, TIMES_USUAL, HangWatch, Onsets
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
@@ -89,6 +89,6 @@ def test_a_rule_that_fails_does_not_end_the_run(tmp_path: Path, files, monkeypat
     write_cut_responses(tmp_path, 1, 3)
     progress = Progress(files, 80)
     progress.poll()
-    with caplog.at_level(logging.WARNING, logger=watch.__name__):
+    with caplog.at_level(logging.WARNING, logger=hangs_and_onsets.__name__):
         assert Onsets(progress, {}).new_lines() == []
     assert "a rule" in caplog.text
