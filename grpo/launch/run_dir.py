@@ -36,6 +36,9 @@ from reward import user_files
 
 # Variables that change results or speed; those of the project are in config.json
 _RECORDED = ({*cluster.FORWARDED_PREFIXES} - {"GRPO_"}) | {"CUDA_", "PYTHONPATH", "RAY_ADDRESS", "TOKENIZERS_"}
+# Options of eval.evaluate in an environment, and the variables of a run
+_PLAYED = {"environment": "ENVIRONMENT", "library": "LIBRARY", "turns": "TURN_LIMIT", "seconds": "ROLLOUT_SECONDS"}
+_PLAYED |= {"tool-seconds": "TOOL_SECONDS", "score-seconds": "SCORE_SECONDS"}
 _HEAD = """#!/usr/bin/env bash
 # The flags of this run. This starts another run with them; more flags win: ./command.sh --steps 5
 exec {launcher} -- \\
@@ -232,24 +235,15 @@ def _list_eval_words(config: Config, adapter: Path | None, given: Mapping[str, s
         "max-tokens": args.generate_max_len,
         "temperature": f"{args.eval_temperature:g}",
         "tensor-parallel": args.vllm_tensor_parallel_size,
-        "reasoning-effort": args.reasoning_effort,
-        "template-variables": args.template_variables,
         "date": args.template_date,
-        "thinking-budget": args.thinking_budget,
-        "answer-budget": args.answer_budget,
         "thinking-delimiter": None if args.thinking_budget is None else args.thinking_delimiter,
         "out": f"evals/{Path(args.run_dir).name}",
     }
+    same = ("reasoning_effort", "template_variables", "thinking_budget", "answer_budget")
+    options |= {name.replace("_", "-"): getattr(args, name) for name in same}
     if given:
-        options |= {
-            "environment": given["ENVIRONMENT"],
-            "library": given.get("LIBRARY"),
-            "turns": given["TURN_LIMIT"],
-            "seconds": given["ROLLOUT_SECONDS"],
-            "tool-seconds": given["TOOL_SECONDS"],
-            "score-seconds": given["SCORE_SECONDS"],
-            "max-model-len": config.max_model_len,
-        }
+        options |= {option: given.get(name) for option, name in _PLAYED.items()}
+        options["max-model-len"] = config.max_model_len
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     if is_users(config) and not given:
         rewards = user_files.from_environment()
