@@ -173,8 +173,7 @@ def resumed_step(config: Config) -> int:
 def describe(config: Config) -> list[str]:
     """Return where a resumed run continues, one line each."""
     step, logged = resumed_step(config), _find_last_step(config)
-    again = f"; step {logged} is run again" if logged == step + 1 else f"; steps {step + 1} to {logged} are run again"
-    again *= logged > step
+    again = f"; {format_count(logged - step, 'later step')} will be run again" if logged > step else ""
     if not step:
         return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint{again}"]
     source = Path(config.args.resume_from)

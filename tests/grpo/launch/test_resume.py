@@ -136,7 +136,7 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert read_steps(folder / "eval.jsonl") == [0, 2, 4, 6, 8, 10]
     assert sorted(path.stem for path in samples.iterdir()) == ["eval_10", "step_10", "step_9"]
     assert news == [
-        "continuing after step 10; steps 11 to 13 are run again",
+        "continuing after step 10; 3 later steps will be run again",
         "  --actor_learning_rate was 1e-06, now 0.0001",
     ]
     entry = json.loads((folder / "resumes.jsonl").read_text())
@@ -208,7 +208,10 @@ def test_changes_of_judge_and_reward_are_named(setting, save, monkeypatch, tmp_p
     own.write_text("# edited\n")
     config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
     first, judge, code = resume.take_back(config, setting.run_dir)
-    assert first == "continuing after step 10; step 11 is run again" and judge == "  --judge_models was a b, now b"
+    assert (
+        first == "continuing after step 10; 1 later step will be run again"
+        and judge == "  --judge_models was a b, now b"
+    )
     assert str(own) in code and resume.describe(config) == ["continuing after step 10"], "once they are taken back"
     recorded = json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"]
     assert recorded["judge_models"] == ["a b", "b"]
