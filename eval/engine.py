@@ -20,7 +20,7 @@ import torch
 
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
-from grpo.launch.supervise import base_dir
+from grpo.launch.supervise.processes import RunFolder
 from grpo.lora import expert_form
 from grpo.lora.adapter import Checksums, TensorSpec, layout
 from grpo.lora.sync import SharedMemory, check_sync
@@ -141,7 +141,7 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
 
 def meeting_place() -> Path:
     """Return a folder for the engine's ranks. What a kill leaves of it, the next evaluation or run deletes."""
-    folder, _ = base_dir.make()  # this process holds its lock to its end
+    folder = RunFolder().path  # this process holds its lock to its end
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder / "rendezvous"
 

@@ -15,27 +15,16 @@ from pathlib import Path
 
 from grpo.flags import parser
 from grpo.flags.parser import Asked
-from grpo.launch import (
-    attempt,
-    evaluate_command,
-    gpu_memory,
-    judge,
-    preflight,
-    recorded,
-    restarts,
-    resume,
-    run_dir,
-    signals,
-)
+from grpo.launch import attempt, gpu_memory, judge, preflight, resume, run_dir, signals
+from grpo.launch.attempt import REFUSED, end_restarts
 from grpo.launch.checks import environment, reward
 from grpo.launch.checks.machine import warn_of_gpus
 from grpo.launch.config import Config, resolve
 from grpo.launch.flags import make_trainer_words, make_variables
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, make_plan, shortfall
-from grpo.launch.restarts import REFUSED, end_restarts
 from grpo.launch.signals import Signalled
-from grpo.launch.supervise import guard, joined_cluster
+from grpo.launch.supervise import joined_cluster, processes
 from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.stack import command, machine
@@ -51,10 +40,10 @@ _REMEDIES |= dict.fromkeys((errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG
 def main(words: list[str] | None = None) -> int:
     """Do what the command line asks for; return the exit code. The words are those of the process, unless given."""
     words = sys.argv[1:] if words is None else words
-    asked = restarts.find_restart(words)
+    asked = attempt.find_restart(words)
     try:
         signals.raise_them()
-        parser.fill(asked, words, lambda run: recorded.read(run_dir.find_run(run)))
+        parser.fill(asked, words, lambda run: run_dir.read_asked(run_dir.find_run(run)))
         return _main(asked)
     except UserError as error:
         return _refuse(asked, error)
@@ -73,29 +62,25 @@ def main(words: list[str] | None = None) -> int:
         return _refuse(asked, UserError(what, _REMEDIES[error.errno]))
     except Signalled as came:
         print(f"{came.name}: nothing was started", file=sys.stderr)
-        if asked.held is not None and asked.resume:
-            return end_restarts(Path(asked.resume), came.code, cause=came.name)
-        return came.code
+        return _end(asked, came.code, cause=came.name)
 
 
 def _refuse(asked: Asked, error: UserError) -> int:
     """Print why nothing is started; return the exit code."""
     print(f"refused: {error}", file=sys.stderr)
-    return _end_refused(asked, error.problem)
+    return _end(asked, REFUSED, cause=error.problem.what, remedy=error.problem.remedy)
 
 
 def _refuse_all(asked: Asked, problems: Sequence[Problem]) -> int:
     """Print all problems; return the exit code."""
     print(f"refused, {format_count(len(problems), 'problem')}:", file=sys.stderr)
     print("\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1)), file=sys.stderr)
-    return _end_refused(asked, problems[0])
+    return _end(asked, REFUSED, cause=problems[0].what, remedy=problems[0].remedy)
 
 
-def _end_refused(asked: Asked, first: Problem) -> int:
+def _end(asked: Asked, code: int, **more: str) -> int:
     """Return the exit code; a restart also leaves a record, and says how the run continues."""
-    if asked.held is None or asked.resume is None:
-        return REFUSED
-    return end_restarts(Path(asked.resume), REFUSED, cause=first.what, remedy=first.remedy)
+    return code if asked.held is None or asked.resume is None else end_restarts(Path(asked.resume), code, **more)
 
 
 def _main(asked: Asked) -> int:
@@ -136,7 +121,7 @@ def _main(asked: Asked) -> int:
         held = RunFiles(folder).hold()
     own_runs.record(folder, asked.values | {name: getattr(config.args, name) for name in own_runs.PLACES})
     news = warnings + (resume.take_back(config, folder) if asked.resume else []) + done
-    watch = f"watch       {evaluate_command.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
+    watch = f"watch       {run_dir.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
     print("\n".join([f"run directory {folder}", *news, *described, *cluster.places, watch]), flush=True)
     return attempt.run(asked, folder, config, plan, run_judge, held)
 
@@ -150,7 +135,7 @@ def _resolve(asked: Asked) -> tuple[Path, int | None, Config]:
         folder = Path(asked.run_dir or run_dir.default_run_dir(asked)).absolute()
         return folder, held, gpu_memory.choose(resolve(words, folder))
     folder = run_dir.find_run(asked.resume)
-    recorded.refuse_others(asked, folder)
+    run_dir.refuse_others(asked, folder)
     if held is None and asked.mode == "run":
         held = RunFiles(folder).hold()  # before looking for the newest checkpoint: the run may still be writing one
     return folder, held, gpu_memory.choose(resume.resolve_resumed(words, folder))
@@ -192,4 +177,4 @@ def _make_tiny() -> int:
 
 if __name__ == "__main__":
     command.print_plainly()
-    sys.exit(guard.guard(main))
+    sys.exit(processes.guard(main))

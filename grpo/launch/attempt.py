@@ -1,21 +1,25 @@
-"""An attempt of a run, from a start or a resume to its end: the trainer under supervision, and what is said of it."""
+"""An attempt of a run, from a start or resume to its end: the trainer under supervision, and whether another follows.
 
-import logging
+After a failure, a new launcher takes this one's place and continues the run as `--resume` by hand does. The history is
+in ends.jsonl: a line with ``restart`` is of an attempt that another one followed by itself.
+"""
+
 import os
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint.on_request import SaveRequest
 from grpo.flags.parser import Asked
-from grpo.launch import evaluate_command, preflight, restarts, resume, run_dir, signals
+from grpo.launch import preflight, resume, run_dir, signals
 from grpo.launch.config import Config
-from grpo.launch.hang import HangWatch
+from grpo.launch.hangs_and_onsets import HangWatch, Onsets
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
-from grpo.launch.restarts import Verdict
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import driver_error
 from grpo.launch.supervise.ray_head import RayHead
@@ -25,25 +29,29 @@ from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter
 from grpo.run.run_files import RunFiles, read_attempts, saved_steps
 from grpo.stack.patch_digest import DIGEST_VARIABLE
-from grpo.stack.problem import Problem
+from grpo.stack.problem import Problem, UserError
 from reward import judge_actor, stand_in
 from reward.settings import STAND_IN_VARIABLE
 
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
-logger = logging.getLogger(__name__)
+LAUNCHER = ("-P", "-m", "grpo.launch")
+REFUSED = 2  # exit code
+FIRST_WAIT, GROWTH = 10.0, 3.0  # seconds: 10, 30, 90
+# What a second start cures: a name or port that another program or group of ranks took at the same moment.
+_BY_CHANCE = re.compile(r"start again|[Aa]ddress already in use")
 
 
-def run(asked: Asked, folder: Path, config: Config, plan: Plan, run_judge: RunJudge, held: int) -> int:
-    """Run the trainer in the run directory under the lock `held`; a summary comes last."""
+def run(asked: Asked, folder: Path, config: Config, plan: Plan, judge: RunJudge, held: int) -> int:
+    """Run the trainer in the run directory under the lock `held`; a summary comes last. Return the exit code."""
     for left in (STAND_IN_VARIABLE, judge_actor.VARIABLE):  # by another run
         os.environ.pop(left, None)
     status = preflight.patch_status()
-    run_dir.write(folder, asked, config, plan, status, run_judge.why_off, run_judge.is_stand_in)
+    run_dir.write(folder, asked, config, plan, status, judge)
     files = RunFiles(folder, Path(config.args.metrics_dir))
     progress = Progress(files, plan.steps)
     progress.lost.begin(resume.resumed_step(config))
     progress.skip()
-    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder), **_start_judge(run_judge)}
+    environment = {DIGEST_VARIABLE: status["digest"], "GRPO_RUN_DIR": str(folder), **_start_judge(judge)}
     is_finished = False
     try:
         end = _train(files, config, plan, progress, environment)
@@ -54,11 +62,11 @@ def run(asked: Asked, folder: Path, config: Config, plan: Plan, run_judge: RunJu
         print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
         if verdict.wait is not None:
             time.sleep(verdict.wait)
-            restarts.exec_launcher(folder, held)
+            _exec_launcher(folder, held)
     except Signalled as came:
         if not is_finished:  # what is finished stays finished
             code = came.code
-            restarts.note_end(files, code, cause=came.name)
+            note_end(files, code, cause=came.name)
     if not is_finished:
         print(f"not finished {describe_continuation(folder, Path(config.args.ckpt_path))}", flush=True)
     return code
@@ -80,23 +88,19 @@ def _train(files: RunFiles, config: Config, plan: Plan, progress: Progress, envi
     args, onsets, request = config.args, Onsets(progress, files.read_config()), SaveRequest(files.save_request)
     request.close()  # of an earlier attempt
     head = RayHead(plan.ray_gpus, plan.ray_cpus, plan.object_store_bytes)
-    end = supervise(
-        Job(
-            [*DRIVER, *config.argv],
-            files.logs,
-            ray=None if os.environ.get("RAY_ADDRESS") else head,
-            environment=environment,
-            progress=lambda: [*progress.poll(), *onsets.new_lines()],
-            folders={
-                "checkpoints": Path(args.ckpt_path),
-                "metrics": Path(args.metrics_dir),
-                "the run directory": files.folder,
-            },
-            watch=HangWatch(files, progress, args.hang_minutes),
-            saving=request,
-            saving_seconds=args.sigterm_seconds,
-        )
+    places = {"checkpoints": args.ckpt_path, "metrics": args.metrics_dir, "the run directory": files.folder}
+    job = Job(
+        [*DRIVER, *config.argv],
+        files.logs,
+        ray=None if os.environ.get("RAY_ADDRESS") else head,
+        environment=environment,
+        progress=lambda: [*progress.poll(), *onsets.new_lines()],
+        folders={name: Path(place) for name, place in places.items()},
+        watch=HangWatch(files, progress, args.hang_minutes),
+        saving=request if args.sigterm_seconds else None,
+        saving_seconds=args.sigterm_seconds,
     )
+    end = supervise(job)
     request.close()
     error = driver_error.read(files.logs) if end.cause else None
     if error and error.kind == PolicyMismatch.__name__:  # a run that is started again computes the same
@@ -104,41 +108,14 @@ def _train(files: RunFiles, config: Config, plan: Plan, progress: Progress, envi
     return end
 
 
-class Onsets:
-    """What the diagnosis finds while a run is going, once per onset.
-
-    Args:
-        progress: of the run; findings in the steps that it already holds count as reported.
-        config: config.json.
-    """
-
-    def __init__(self, progress: Progress, config: Mapping[str, Any]) -> None:
-        from grpo.diagnosis.diagnose import Monitor  # here, since only a run needs numpy
-
-        self._progress, self._monitor, self._seen = progress, Monitor(config), 0
-        self.new_lines()
-
-    def new_lines(self) -> list[str]:
-        """Return a line for every new onset. Computes nothing until another step or evaluation arrives."""
-        rows, evals = self._progress.metrics.rows, self._progress.evals.rows
-        if len(rows) + len(evals) == self._seen:
-            return []
-        self._seen = len(rows) + len(evals)
-        try:
-            return [f"! {finding.headline()}" for finding in self._monitor.new_onsets(rows, evals)]
-        except Exception as error:  # a faulty rule must not stop the run
-            logger.warning("the diagnosis failed after step %s: %s", self._progress.step, error)
-            return []
-
-
 def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> list[str]:
     """Return what an attempt has reached, and why it failed."""
-    save_path, ckpt_path = Path(config.args.save_path), Path(config.args.ckpt_path)
-    lines = progress.summary(files.folder, save_path, ckpt_path)
-    if adapter := find_adapter(save_path, ckpt_path):
-        lines.append(evaluate_command.describe(config, adapter))
+    places = Path(config.args.save_path), Path(config.args.ckpt_path)
+    lines = progress.summary(files.folder, *places)
+    if adapter := find_adapter(*places):
+        lines.append(run_dir.describe_evaluation(config, adapter))
     if progress.metrics.rows or progress.evals.rows:
-        lines.append(f"report       {evaluate_command.build_shell_command('scripts.report', str(files.folder))}")
+        lines.append(f"report       {run_dir.build_shell_command('scripts.report', str(files.folder))}")
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:
@@ -147,19 +124,94 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     return lines
 
 
-def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> Verdict:
+def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> "Verdict":
     """Record how an attempt ended, and decide whether another one follows."""
     verdict = Verdict(None, [])
     more: dict[str, Any] = {"seconds": progress.seconds()}
     if progress.lost.count:
         more["lost"] = progress.lost.describe()
     if end.cause:
-        saved = saved_steps(config.args.ckpt_path)
         more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
-        more |= {"step": progress.step, "saved": saved[-1] if saved else 0}
-        if end.code not in (restarts.REFUSED, STOPPED):
-            verdict = restarts.decide([*read_attempts(files.ends), more], config.args.restarts, progress.has_moved())
+        more |= {"step": progress.step, "saved": max(saved_steps(config.args.ckpt_path), default=0)}
+        if end.code not in (REFUSED, STOPPED):
+            verdict = decide([*read_attempts(files.ends), more], config.args.restarts, progress.has_moved())
         more["restart"] = verdict.wait is not None
     elif end.code > 128:
         more["cause"] = signals.get_name(end.code - 128)
-    return verdict if restarts.note_end(files, end.code, **more) else Verdict(None, [])
+    return verdict if note_end(files, end.code, **more) else Verdict(None, [])
+
+
+def note_end(files: RunFiles, code: int, **more: Any) -> bool:
+    """Record how an attempt ended; return whether the disk had room for it."""
+    try:
+        files.note_end(code, **more)
+    except OSError as error:  # it does not change how the run ended
+        print(f"{files.ends} was not written: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether another attempt follows: after how many seconds (None: not), and what to tell the user."""
+
+    wait: float | None
+    lines: list[str]
+
+
+def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) -> Verdict:
+    """Decide whether a run restarts after its last end.
+
+    Args:
+        ends: the lines of ends.jsonl. The last one is of this end and has ``cause``, ``step`` (the last completed one)
+            and ``saved`` (the step of the newest checkpoint, or 0).
+        limit: restarts without a new checkpoint.
+        has_progressed: whether this attempt has logged a step or an evaluation.
+    """
+    if limit == 0:
+        return Verdict(None, [])
+    last, chain = ends[-1], list[Mapping[str, Any]]()  # the ends that a restart followed, since a resume by hand
+    for end in reversed(ends[:-1]):
+        if not end.get("restart"):
+            break
+        chain.insert(0, end)
+    first = [f"first error, at step {chain[0]['step']}: {chain[0]['cause']}"] if chain else []
+    if not has_progressed and not chain and not _BY_CHANCE.search(last["cause"]):
+        return Verdict(None, ["not restarting: the run failed before its first step or evaluation"])
+    if chain and (chain[-1]["step"], _kind(chain[-1])) == (last["step"], _kind(last)):
+        return Verdict(None, [*first, f"not restarting: the same error occurred again after step {last['step']}"])
+    used = sum(end["saved"] == last["saved"] for end in chain)
+    if used >= limit:
+        return Verdict(None, [*first, f"not restarting: {used} restarts without a new checkpoint (--restarts {limit})"])
+    wait = FIRST_WAIT * GROWTH**used
+    origin = f"step {last['saved']}" if last["saved"] else "the start"
+    return Verdict(wait, [*first, f"restarting from {origin} in {wait:.0f} s ({used + 1} of {limit})"])
+
+
+def _kind(end: Mapping[str, Any]) -> str:
+    """Return the cause without process ids and other numbers."""
+    return re.sub(r"\d+", "", end["cause"])
+
+
+def _exec_launcher(folder: Path, held: int) -> None:
+    """Replace this process by a launcher that resumes the run and keeps its lock, a file descriptor. Never returns."""
+    signals.hold_back()  # an interpreter that starts would die of one without a word
+    os.set_inheritable(held, True)
+    os.execv(sys.executable, [sys.executable, *LAUNCHER, "--resume", str(folder), "--held", str(held)])
+
+
+def find_restart(words: Sequence[str]) -> Asked:
+    """Return what a launcher hands on to the next one, for a signal that comes before the flags are read."""
+    return Asked({}, resume=words[1], held=int(words[3])) if words[2:3] == ["--held"] else Asked({})
+
+
+def end_restarts(folder: Path, code: int, **more: str) -> int:
+    """Record that a restart was not made, and say how the run continues; return the exit code."""
+    files = RunFiles(folder)
+    note_end(files, code, **more)
+    try:
+        config = files.read_config()
+    except UserError:  # the refusal has named it
+        config = {}
+    print(f"not finished {describe_continuation(folder, files.find_folder('ckpt_path', config))}", flush=True)
+    return code

@@ -18,28 +18,23 @@ _PATHS = ("ckpt_path", "metrics_dir", "adapter")  # these are paths even where n
 
 @dataclass(frozen=True)
 class Config:
-    """The flags of one run.
+    """The flags of one run."""
 
-    Attributes:
-        args: every flag of the trainer with its value, as the trainer will see it.
-        given: the flags that the recipe or the user has set, in the parser's order.
-        argv: `given` as a command line.
-    """
+    args: argparse.Namespace  # every flag of the trainer with its value, as the trainer will see it
+    given: dict[str, Any]  # the flags that the recipe or the user has set, in the parser's order
+    argv: list[str]  # `given` as a command line
 
-    args: argparse.Namespace
-    given: dict[str, Any]
-    argv: list[str]
+    @classmethod
+    def from_given(cls, given: dict[str, Any]) -> "Config":
+        """Return the configuration with these flags."""
+        parser = trainer_parser()
+        argv = make_words(parser, given)
+        return cls(parser.parse_args(argv), given, argv)
 
     @property
     def values(self) -> dict[str, Any]:
         """Return every flag with its value."""
         return dict(sorted(vars(self.args).items()))
-
-    def replace_flags(self, **values: Any) -> "Config":
-        """Return the configuration with other values of some flags."""
-        parser, given = trainer_parser(), self.given | values
-        argv = make_words(parser, given)
-        return Config(args=parser.parse_args(argv), given=given, argv=argv)
 
     @property
     def rollouts_per_step(self) -> int:
@@ -75,8 +70,7 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
     Raises:
         UserError: on an unknown flag, or a wrong value.
     """
-    parser = trainer_parser()
-    given = parse_given(parser, flags)
+    given = parse_given(trainer_parser(), flags)
     for name in _PATHS:
         if given.get(name):
             given[name] = os.path.abspath(given[name])
@@ -96,5 +90,4 @@ def resolve(flags: list[str], run_dir: Path) -> Config:
         given.setdefault("template_date", datetime.date.today().isoformat())
     if given.get("use_tensorboard") == "1":
         given["use_tensorboard"] = str(run_dir / "tensorboard")
-    argv = make_words(parser, given)
-    return Config(args=parser.parse_args(argv), given=given, argv=argv)
+    return Config.from_given(given)

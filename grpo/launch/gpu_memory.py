@@ -36,30 +36,19 @@ _MOST = 0.9  # of a GPU, for micro-batches: the need is calculated, and nobody a
 
 @dataclass(frozen=True)
 class Needs:
-    """What the GPUs of a run hold.
-
-    Attributes:
-        gpu: bytes of a GPU, and `source` tells where the number is from.
-        actor, engine: bytes of each part by its name. The engine's key/value cache is what is left to it.
-        held: bytes of the actor while it computes nothing.
-        rows: sequences of the actor's micro-batch, and `length` the tokens of each.
-        engine_limit: bytes that an engine may use.
-        cache: the key/value cache of a GPU of an engine.
-        shared: whether engine and actor have the same GPUs.
-        sleeps: whether a shared GPU's engine gives up its cache during the update.
-    """
+    """What the GPUs of a run hold, in bytes. Parts are by name; the engine's key/value cache is what is left to it."""
 
     gpu: int
-    source: str
+    source: str  # where the size of a GPU is from
     actor: dict[str, int]
-    held: int
-    rows: int
-    length: int
+    held: int  # by the actor while it computes nothing
+    rows: int  # sequences of the actor's micro-batch
+    length: int  # tokens of each
     engine: dict[str, int]
-    engine_limit: int
-    cache: Cache
-    shared: bool
-    sleeps: bool
+    engine_limit: int  # that an engine may use
+    cache: Cache  # of a GPU of an engine
+    shared: bool  # engine and actor have the same GPUs
+    sleeps: bool  # a shared GPU's engine gives up its cache during the update
 
     @property
     def actor_bytes(self) -> int:
@@ -101,10 +90,7 @@ class Needs:
 
 
 def needs(config: Config, **changes: Any) -> Needs | None:
-    """Return what the GPUs hold, with other values of some flags.
-
-    Returns None if a model is unknown, or small enough for the CPUs that the run is for.
-    """
+    """Return what the GPUs hold with other values of some flags; None for an unknown model, or one that CPUs train."""
     args = Namespace(**vars(config.args) | changes)
     shape, of_engine = _architecture(args.pretrain), _architecture(args.engine_model)
     if shape is None or of_engine is None or not is_for_gpus(shape):
@@ -171,11 +157,11 @@ def choose(config: Config) -> Config:
     The objective does not depend on them.
     """
     if missing := [name for name in MICRO_BATCHES if name not in config.given]:
-        config = config.replace_flags(**dict.fromkeys(missing, _find_largest_micro_batch(config)))
+        config = Config.from_given(config.given | dict.fromkeys(missing, _find_largest_micro_batch(config)))
     need = needs(config)
     if need is None or not need.shared or "vllm_gpu_memory_utilization" in config.given:
         return config
-    return config.replace_flags(vllm_gpu_memory_utilization=need.share_left)
+    return Config.from_given(config.given | {"vllm_gpu_memory_utilization": need.share_left})
 
 
 def _find_largest_micro_batch(config: Config) -> int:

@@ -14,19 +14,12 @@ from reward.settings import JudgeSettings, SettingsError
 
 @dataclass(frozen=True)
 class RunJudge:
-    """The judge of one run.
+    """The judge of one run."""
 
-    Attributes:
-        settings: None if the reward is correctness alone.
-        is_stand_in: whether a local server answers in place of Gemini.
-        why_off: why `settings` is None; "" if they are set.
-        base_url: where requests go; "" without a judge, or with the stand-in.
-    """
-
-    settings: JudgeSettings | None
-    is_stand_in: bool
-    why_off: str = ""
-    base_url: str = ""
+    settings: JudgeSettings | None  # None if the reward is correctness alone
+    is_stand_in: bool  # a local server answers in place of Gemini
+    why_off: str = ""  # why there are no settings
+    base_url: str = ""  # where requests go; "" without a judge, or with the stand-in
 
 
 def choose_judge(config: Config, may_stand_in: bool) -> RunJudge:
@@ -62,11 +55,8 @@ def check_settings(judge: RunJudge, config: Config) -> Iterator[Problem]:
     chain, rollouts = judge.settings.chain, config.rollouts_per_step
     most = chain.requests_per_window * len(chain.models) * chain.deadline / chain.window
     if rollouts > most:
-        yield Problem(
-            f"a global step has {rollouts} rollouts, but the judge can send only {most:.0f} requests within "
-            "--judge_deadline",
-            "raise --judge_deadline, or --judge_rpm if your quota allows it",
-        )
+        what = f"a global step has {rollouts} rollouts, but the judge can send only {most:.0f} requests within "
+        yield Problem(what + "--judge_deadline", "raise --judge_deadline, or --judge_rpm if your quota allows it")
 
 
 def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
@@ -76,10 +66,7 @@ def check(judge: RunJudge, config: Config) -> Iterator[Problem]:
         return
     key = settings.api_key()
     if key is None:
-        yield Problem(
-            "the judge has no key",
-            "export GEMINI_API_KEY, or give --no-judge to reward correctness alone",
-        )
+        yield Problem("the judge has no key", "export GEMINI_API_KEY, or give --no-judge to reward correctness alone")
         return
     for missing in asyncio.run(gemini.find_missing(judge.settings.chain.models, key, judge.base_url)):
         yield Problem(f"--judge_models: {missing.what}", f"{missing.remedy}, or give --no-judge")
@@ -97,21 +84,15 @@ def describe(judge: RunJudge, config: Config) -> list[str]:
             "judge       NO KEY: a local server answers instead of Gemini; its scores mean nothing",
             f"            reward = {blend}",
         ]
+    calls = f"up to {config.rollouts_per_step:,}"
+    if not reward.judges_unfinished:
+        calls = f"one for each of {config.rollouts_per_step:,} rollouts with a final answer"
+    # Prompts drawn to fill a batch are judged too.
+    more = ", plus those for prompts that --dynamic_filtering drops" if config.args.dynamic_filtering else ""
     return [
         f"judge       {', then '.join(chain.models)} at {judge.base_url}",
         f"            {chain.tries} tries each of at most {chain.call_timeout:g} s, {chain.deadline:g} s per rollout",
-        f"            {_calls(reward, config)}",
+        f"            calls per step: {calls} plus failed tries{more}; see --judge_unfinished",
         f"            reward = {blend}; if all models fail: {reward.fallback}",
         f"            per model at most {chain.requests_per_window:,} requests per minute, {chain.concurrency} at once",
     ]
-
-
-def _calls(reward: JudgeSettings, config: Config) -> str:
-    """Return how many calls a step costs."""
-    # Prompts drawn to fill a batch are judged too.
-    more = ", plus those for prompts that --dynamic_filtering drops" if config.args.dynamic_filtering else ""
-    rollouts = f"{config.rollouts_per_step:,}"
-    most = (
-        f"up to {rollouts}" if reward.judges_unfinished else f"one for each of {rollouts} rollouts with a final answer"
-    )
-    return f"calls per step: {most} plus failed tries{more}; see --judge_unfinished"

@@ -1,14 +1,10 @@
 """What a configuration means: batches, steps, host memory, disk."""
 
 import math
-from argparse import Namespace
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo.checkpoint import adapter_files
-from grpo.environments import settings
-from grpo.environments.mixture import Mixture
 from grpo.launch.checks.data import read_records
 from grpo.launch.config import Config
 from grpo.launch.host_memory import OPTIMIZER, WEIGHT, is_for_gpus, list_host_parts
@@ -51,7 +47,7 @@ class Plan:
     disk_bytes: int | None = None
     object_store_bytes: int = _MIN_STORE
     host_memory: dict[str, int] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)  # what cannot be read; the preflight refuses it
 
     @property
     def host_bytes(self) -> int | None:
@@ -60,7 +56,7 @@ class Plan:
 
 
 def make_plan(config: Config) -> Plan:
-    """Compute the plan. `unknown` lists what cannot be read; the preflight refuses it."""
+    """Compute the plan."""
     args, rollouts = config.args, config.rollouts_per_step
     # Ray: one CPU for each bundle, one for the trainer, and a few for its own processes.
     plan = Plan(rollouts, count_updates(args), rollouts * config.max_model_len, config.gpus, config.gpus + 4)
@@ -117,19 +113,9 @@ def describe(plan: Plan, config: Config) -> list[str]:
         f"{plan.rollouts_per_step}, at most {args.prompt_max_len} + {args.generate_max_len} tokens each "
         f"({plan.max_tokens_per_step:,} in total)"
     ]
-    if args.dynamic_filtering:
-        (low, high), most = args.dynamic_filtering_reward_range, args.dynamic_filtering_batches
-        lines.append(
-            f"groups      with a mean score between {low:g} and {high:g}; at most {most} x {args.rollout_batch_size} = "
-            f"{most * args.rollout_batch_size} prompts a step"
-        )
     if args.template_date is not None:
         lines.append(f"prompts     say that today is {args.template_date}, also after a resume (--template_date)")
-    lines += [
-        *_describe_environments(args),
-        *_describe_update(plan, config),
-        *_describe_steps(plan, config),
-    ]
+    lines += [*_describe_update(plan, config), *_describe_steps(plan, config)]
     engines = f"{format_count(args.vllm_num_engines, 'engine')} of {args.vllm_tensor_parallel_size}"
     shares = f"{config.engine_gpus} for {engines}, {config.actor_ranks} for the actor"
     if args.colocate_all_models:
@@ -140,19 +126,6 @@ def describe(plan: Plan, config: Config) -> list[str]:
         ray = f"Ray gets {format_count(plan.ray_gpus, 'GPU')} and {format_count(plan.ray_cpus, 'CPU')}"
         lines.append(f"GPUs        {shares}; {ray}")
     return lines + _describe_sizes(plan, config) + [f"unknown     {reason}" for reason in plan.unknown]
-
-
-def _describe_environments(args: Namespace) -> list[str]:
-    """Return a line on which environment gets how many problems; [] if the check refuses them."""
-    given = settings.variables() if settings.has_environment(args) else {}
-    try:
-        mixture = Mixture.from_variables(given) if given else None
-        if mixture is None or not mixture.is_several:
-            return []
-        counts = Counter(mixture.assign_file(Path(args.prompt_data), args.input_key).values())
-    except (ValueError, OSError):
-        return []
-    return [f"problems    {', '.join(f'{name} {counts[name]}' for name in mixture.names)} of {counts.total()}"]
 
 
 def _describe_update(plan: Plan, config: Config) -> list[str]:
@@ -203,10 +176,8 @@ def shortfall(plan: Plan, config: Config) -> list[str]:
     asked, per_episode = config.args.max_steps, plan.steps_per_episode
     if not asked or plan.steps is None or not per_episode or asked <= plan.steps:
         return []
-    return [
-        f"{_NEXT}the data suffice for {format_count(plan.steps, 'step')}, not for {asked}; set "
-        f"--num_episodes {math.ceil(asked / per_episode)}"
-    ]
+    needed = f"set --num_episodes {math.ceil(asked / per_episode)}"
+    return [f"{_NEXT}the data suffice for {format_count(plan.steps, 'step')}, not for {asked}; {needed}"]
 
 
 def _describe_sizes(plan: Plan, config: Config) -> list[str]:
@@ -217,7 +188,7 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
     if args.actor_shard == OF_ENGINE:
         place = "engine and actor together" if config.actor_ranks == 1 else "each engine and its rank together"
     rank, lora = shape.find_expert_rank(args), shape.count_lora_parameters(args)
-    lines = [
+    return [
         f"model       {size(plan.model_file_bytes)} on disk, {size(plan.model_actor_bytes)} in {place}; LoRA {lora:,} "
         f"parameters{f', experts of rank {rank}' if rank else ''}, optimizer {size(OPTIMIZER * lora)}",
         f"memory      {size(plan.host_bytes)} on the host:",
@@ -225,12 +196,6 @@ def _describe_sizes(plan: Plan, config: Config) -> list[str]:
         f"disk        {size(plan.disk_bytes)}: checkpoints of {size(plan.checkpoint_bytes)}, final adapter"
         + (", copy of --adapter" if args.adapter else ""),
     ]
-    if args.pretrain in released.RELEASED:  # not here: a model in the hub's cache goes by its folder
-        lines.append(
-            f"download    {size(plan.model_file_bytes)}: {args.pretrain} is not on this machine; "
-            f"hf download {args.pretrain} --exclude 'original/*' 'metal/*'"
-        )
-    return lines
 
 
 def list_sizes(parts: dict[str, int]) -> list[str]:

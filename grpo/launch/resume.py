@@ -1,6 +1,5 @@
-"""Continuing a run: which run, from which checkpoint, and whether this configuration fits it."""
+"""Continuing a run: from which checkpoint, whether this configuration fits it, and what is taken back."""
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -17,15 +16,19 @@ from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles, parse_step, read_attempts, read_steps, saved_steps, step_name
 from grpo.run.run_state import has_finished
 from grpo.stack.counted import format_count
-from grpo.stack.json_files import read_json
 from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 
 # The saved optimizer state and data position depend on these. Anything else may change between attempts.
-FIXED = ("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "expert_rank", "prompt_data")
-# These depend on the machine or on resuming.
-FOLDERS = ("ckpt_path", "metrics_dir")
-_IGNORED = ("resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name", *FOLDERS)
+_FIXED = (
+    *("pretrain", "adapter", "lora_rank", "lora_alpha", "target_modules", "expert_rank", "prompt_data"),
+    *("actor_num_gpus_per_node", "ckpt_path", "metrics_dir"),
+)
+# These depend on the machine or on resuming. A folder inside of the run directory moves along with it.
+_IGNORED = {"resume_from", "engine_model", "run_dir", "save_path", "wandb_run_name"}
+_FOLDERS = ("ckpt_path", "metrics_dir")
+
+Changes = Mapping[str, tuple[Any, Any]]  # by what the user calls it: the value of the run so far, and the new one
 
 
 def resolve_resumed(flags: list[str], folder: Path) -> Config:
@@ -35,28 +38,41 @@ def resolve_resumed(flags: list[str], folder: Path) -> Config:
 
     Raises:
         OSError: if a file that the run appends to is not a regular file.
-        UserError: if a flag is invalid (:func:`grpo.launch.config.resolve`), the run used another model, adapter or
-            data file, no checkpoint is whole, or its batch or ranks do not fit this run.
+        UserError: if a flag is invalid (:func:`grpo.launch.config.resolve`), the run used another model, adapter, data
+            file or number of ranks, no checkpoint is whole, or its batch does not fit this run.
     """
-    for file in (RunFiles(folder).ends, RunFiles(folder).resumes):
+    files = RunFiles(folder)
+    for file in (files.ends, files.resumes):
         read_attempts(file)  # OSError for what a run could not append to
-    flags = [*flags, *_keep_flags(flags, folder)]
+    record = files.read_config()
+    flags = [*flags, *_keep_flags(flags, files, record)]
     config = resolve(flags, folder)
-    wrong = {name: values for name, values in find_flag_changes(config, folder).items() if name in FIXED}
-    folders = {name: (path, getattr(config.args, name)) for name, path in _recorded_folders(folder).items()}
-    wrong |= {name: (old, new) for name, (old, new) in folders.items() if old != new}
-    if not wrong and _other_train_data(config, folder):
-        raise UserError(
-            f"{config.args.prompt_data} was changed since {folder} started, so the run cannot continue where it was",
-            "restore the file, or start a new run",
-        )
+    changes = find_changes(config, folder)
+    wrong = {name: values for name, values in changes.items() if name.removeprefix("--") in _FIXED}
     if wrong:
-        listed = "; ".join(_describe_change(_spell(name), *values) for name, values in wrong.items())
-        raise UserError(f"{folder} cannot continue with other settings: {listed}", "restore them")
+        listed = "; ".join(line.strip() for line in describe_changes(wrong))
+        remedy = "restore them, or start a new run from a checkpoint: --adapter CHECKPOINT/adapter"
+        raise UserError(f"{folder} cannot continue with other settings: {listed}", remedy)
+    data = Path(config.args.prompt_data)
+    recorded = (record.get("data_sha256") or {}).get("prompt_data")
+    if recorded and data.is_file() and data_digest(data) != recorded:  # the preflight reports a missing file
+        what = f"{data} was changed since {folder} started, so the run cannot continue where it was"
+        raise UserError(what, "restore the file, or start a new run")
     if newest := find_newest_whole(Path(config.args.ckpt_path), Path(config.args.pretrain)):
-        _check_state(newest, config)
+        _refuse_stale_batch(newest, config)
         config = resolve([*flags, "--resume_from", str(newest)], folder)
     return config
+
+
+def _keep_flags(flags: list[str], files: RunFiles, record: Mapping[str, Any]) -> list[str]:
+    """Return flags for the run's own folders, its date, and the adapter that it started from, unless given.
+
+    The date must stay, since seeds are derived from the prompts.
+    """
+    given, old = {flag.partition("=")[0] for flag in flags}, record.get("flags") or {}
+    kept = {name: str(files.find_folder(name, record)) for name in _FOLDERS}
+    kept |= {name: value for name in ("template_date", "adapter") if isinstance(value := old.get(name), str)}
+    return [word for name, value in kept.items() if f"--{name}" not in given for word in (f"--{name}", value)]
 
 
 def find_newest_whole(checkpoints: Path, base: Path) -> Path | None:
@@ -75,29 +91,9 @@ def find_newest_whole(checkpoints: Path, base: Path) -> Path | None:
             raise UserError(wrong.what, wrong.remedy)
         problems.append(wrong.what)
     if problems:
-        raise UserError(
-            problems[0], f"no other checkpoint is complete; restore a copy, or move {checkpoints} away to start again"
-        )
+        remedy = f"no other checkpoint is complete; restore a copy, or move {checkpoints} away to start again"
+        raise UserError(problems[0], remedy)
     return None
-
-
-def _check_state(step: Path, config: Config) -> None:
-    """Refuse another number of ranks, and settings that would train on an earlier policy's batch as if it were new."""
-    from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
-
-    state, files = trainer_state.read(step / "trainer")
-    if len(files) != config.actor_ranks:
-        raise UserError(
-            f"{step} was saved by {format_count(len(files), 'rank')}, and this run has {config.actor_ranks}",
-            f"set --actor_num_gpus_per_node {len(files)}, or start a new run from its adapter: "
-            f"--adapter {step / 'adapter'}",
-        )
-    if "next_batch" in state["client_states"] and not corrects_for_sampling(config.args):
-        raise UserError(
-            f"{step} has a batch that an earlier policy sampled (--pipeline), and these settings do not correct for "
-            "that",
-            "restore --pipeline, or set --old_log_probs engine",
-        )
 
 
 def _find_problem(step: Path, base: Path) -> Problem | None:
@@ -122,78 +118,50 @@ def _find_problem(step: Path, base: Path) -> Problem | None:
     return Problem(f"{step}: adapter and trainer state do not match ({differs})", "") if differs else None
 
 
-def _other_train_data(config: Config, folder: Path) -> bool:
-    """Return whether the training data has changed since the run started. The preflight reports a missing file."""
-    recorded = RunFiles(folder).read_config().get("data_sha256") or {}
-    file = Path(config.args.prompt_data)
-    return "prompt_data" in recorded and file.is_file() and data_digest(file) != recorded["prompt_data"]
+def _refuse_stale_batch(step: Path, config: Config) -> None:
+    """Refuse settings that would train on an earlier policy's batch as if it were new."""
+    from grpo.checkpoint import trainer_state  # imports torch, which takes seconds
+
+    state, _ = trainer_state.read(step / "trainer")
+    if "next_batch" in state["client_states"] and not corrects_for_sampling(config.args):
+        raise UserError(
+            f"{step} has a batch that an earlier policy sampled (--pipeline), which these settings do not correct for",
+            "restore --pipeline, or set --old_log_probs engine",
+        )
 
 
-def _recorded_folders(folder: Path) -> dict[str, str]:
-    """Return where the run keeps its checkpoints and metrics, by flag."""
-    files = RunFiles(folder)
-    config = files.read_config()
-    return {flag: str(files.find_folder(flag, config)) for flag in FOLDERS}
-
-
-def _keep_flags(flags: list[str], folder: Path) -> list[str]:
-    """Return flags for the run's own folders, its date, and the adapter that it started from, unless given.
-
-    The date must stay, since seeds are derived from the prompts.
-    """
-    given = {flag.partition("=")[0] for flag in flags}
-    old = RunFiles(folder).read_config().get("flags") or {}
-    recorded = _recorded_folders(folder)
-    recorded |= {name: value for name in ("template_date", "adapter") if isinstance(value := old.get(name), str)}
-    return [word for name, value in recorded.items() if f"--{name}" not in given for word in (f"--{name}", value)]
-
-
-def find_flag_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return the flags whose values differ from the run so far: name -> (old, new).
+def find_changes(config: Config, folder: Path) -> Changes:
+    """Return what differs from the run so far: OpenRLHF, flags, and the code of rewards.
 
     Another OpenRLHF lacks some flags and has others, which count only if they are given.
     """
-    old = RunFiles(folder).read_config().get("flags") or {}
-    new = json.loads(json.dumps(config.values, default=str))
-    names = sorted((new.keys() & (old.keys() | config.given.keys())) - set(_IGNORED))
-    return {name: (old.get(name), new[name]) for name in names if old.get(name) != new[name]}
-
-
-def _find_version_change(folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return OpenRLHF's version if it differs from that of the run so far: "OpenRLHF" -> (old, new)."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a record for people: it stops no run
-        old, new = read_json(RunFiles(folder).environment)["packages"]["openrlhf"], version("openrlhf")
-        return {"OpenRLHF": (old, new)} if old != new else {}
-    return {}
-
-
-def find_reward_changes(folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return what of judge and reward differs from the run so far, settings and files: name -> (old, new)."""
-    recorded = RunFiles(folder).read_config()
-    old = {**(recorded.get("judge") or {}), **(recorded.get("reward") or {})}
-    new = settings.variables() | user_files.variables()
-    names = (*settings.VARIABLES, *user_files.VARIABLES)
-    before, now = recorded.get("reward_sha256") or {}, user_files.digests()
-    edited = {f"the code of {path}": (before[path][:12], now[path][:12]) for path in before.keys() & now.keys()}
-    edited = {name: values for name, values in edited.items() if values[0] != values[1]}
-    return {n: (old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)} | edited
-
-
-def find_changes(config: Config, folder: Path) -> dict[str, tuple[Any, Any]]:
-    """Return what differs from the run so far: OpenRLHF, flag, or variable -> (old, new)."""
-    found = find_flag_changes(config, folder) | find_reward_changes(folder)
-    return _find_version_change(folder) | {_spell(name): values for name, values in found.items()}
+    files = RunFiles(folder)
+    record = files.read_config()
+    new, old = json.loads(json.dumps(config.values, default=str)), record.get("flags") or {}
+    old |= {name: str(files.find_folder(name, record)) for name in _FOLDERS}
+    names = (new.keys() & (old.keys() | config.given.keys())) - _IGNORED
+    installed = version("openrlhf")
+    pairs: list[tuple[str, Any, Any]] = [("OpenRLHF", record.get("openrlhf", installed), installed)]
+    pairs += [(_spell(name), old.get(name), new[name]) for name in sorted(names)]
+    was = {**(record.get("judge") or {}), **(record.get("reward") or {})}
+    now = settings.variables() | user_files.variables()
+    variables = (*settings.VARIABLES, *user_files.VARIABLES)
+    pairs += [(_spell(name), was.get(name), now.get(name)) for name in variables]
+    code, edited = record.get("reward_sha256") or {}, user_files.digests()
+    paths = code.keys() & edited.keys()
+    pairs += [(f"the code of {path}", str(code[path])[:12], edited[path][:12]) for path in sorted(paths)]
+    return {name: (before, after) for name, before, after in pairs if before != after}
 
 
 def _spell(name: str) -> str:
     """Return the flag of an argument of the trainer, or of a variable of the workers."""
-    flags = {"max_steps": "--steps", "REWARD_FILES": "--remote_rm_url"}
-    return flags.get(name) or (name if " " in name else f"--{name.lower()}")
+    return {"max_steps": "--steps", "REWARD_FILES": "--remote_rm_url"}.get(name) or f"--{name.lower()}"
 
 
-def describe_changes(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """Return changed settings in lines for people."""
-    return [f"  {_describe_change(name, *values)}" for name, values in differing.items()]
+def describe_changes(changes: Changes) -> list[str]:
+    """Return changed settings in lines for people; one without a value is empty."""
+    shown = {name: ["empty" if value is None else value for value in values] for name, values in changes.items()}
+    return [f"  {name} was {was}, now {now}" for name, (was, now) in shown.items()]
 
 
 def resumed_step(config: Config) -> int:
@@ -204,23 +172,20 @@ def resumed_step(config: Config) -> int:
 
 def describe(config: Config) -> list[str]:
     """Return where a resumed run continues, one line each."""
-    step = resumed_step(config)
+    step, logged = resumed_step(config), _find_last_step(config)
+    again = f"; {format_count(logged - step, 'later step')} will be run again" if logged > step else ""
     if not step:
-        return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint{_name_repeated_steps(config)}"]
+        return [f"starting at step 0: {config.args.ckpt_path} has no checkpoint{again}"]
     source = Path(config.args.resume_from)
     unverified = [] if digests.is_sealed(source / "trainer") else [digests.describe_unverified(source)]
-    damaged = [f"  {path} is damaged, and is kept as damaged-{path.name}-TIME" for path in list_damaged(config)]
-    return [f"continuing after step {step}{_name_repeated_steps(config)}", *damaged, *unverified]
+    damaged = [f"  {path} is damaged, and is kept as damaged-{path.name}-TIME" for path in _list_damaged(config)]
+    return [f"continuing after step {step}{again}", *damaged, *unverified]
 
 
-def _name_repeated_steps(config: Config) -> str:
-    """Name the steps that the run had completed after the checkpoint; "" without any."""
-    first = resumed_step(config) + 1
+def _find_last_step(config: Config) -> int:
+    """Return the last step that the run has logged; 0 before the first."""
     rows = read_steps(RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir)).metrics)
-    last = max((row["step"] for row in rows), default=0)
-    if last < first:
-        return ""
-    return f"; step {first} is run again" if last == first else f"; steps {first} to {last} are run again"
+    return max((row["step"] for row in rows), default=0)
 
 
 def complete(config: Config, plan: Plan, step: int) -> list[str]:
@@ -235,10 +200,8 @@ def complete(config: Config, plan: Plan, step: int) -> list[str]:
 
 def describe_finished(config: Config, plan: Plan) -> list[str]:
     """Say so if a resumed run has made all its steps and ended well, so that there is nothing to do; [] otherwise."""
-    files = RunFiles(Path(config.args.run_dir), Path(config.args.metrics_dir))
-    ends, rows = read_attempts(files.ends), read_steps(files.metrics)
-    made = max((row["step"] for row in rows), default=0)  # --save_steps -1: no checkpoint tells
-    done = complete(config, plan, resumed_step(config) or made)
+    ends = read_attempts(RunFiles(Path(config.args.run_dir)).ends)
+    done = complete(config, plan, resumed_step(config) or _find_last_step(config))  # --save_steps -1: no checkpoint
     has_adapter = (Path(config.args.save_path) / adapter_files.CONFIG).is_file()
     if not (done and ends and has_finished(ends[-1]) and has_adapter):
         return []
@@ -246,7 +209,7 @@ def describe_finished(config: Config, plan: Plan) -> list[str]:
     return ["finished: nothing was started", *done, *lost, f"adapter      {config.args.save_path}"]
 
 
-def list_damaged(config: Config) -> list[Path]:
+def _list_damaged(config: Config) -> list[Path]:
     """Return the saved steps after the one that a run continues from: they are damaged."""
     checkpoints = Path(config.args.ckpt_path)
     return [checkpoints / step_name(step) for step in saved_steps(checkpoints) if step > resumed_step(config)]
@@ -254,17 +217,10 @@ def list_damaged(config: Config) -> list[Path]:
 
 def take_back(config: Config, folder: Path) -> list[str]:
     """Take the run directory back to the checkpoint; return what a user should know, one line each."""
-    differing, news = find_changes(config, folder), describe(config)
+    changes, news = find_changes(config, folder), describe(config)
     files = RunFiles(folder, Path(config.args.metrics_dir))
-    for step in list_damaged(config):  # the run saves this step again
+    for step in _list_damaged(config):  # the run saves this step again
         step.rename(step.with_name(f"damaged-{step.name}-{time.strftime('%Y%m%d-%H%M%S')}"))
     files.rewind(resumed_step(config))
-    changed = {name.removeprefix("--"): values for name, values in differing.items()}
-    files.note_resume(resumed_step(config), changed=changed)
-    return [*news, *describe_changes(differing)]
-
-
-def _describe_change(flag: str, old: object, new: object) -> str:
-    """Say what a flag was and is; a setting without a value is empty."""
-    was, now = ("empty" if value is None else value for value in (old, new))
-    return f"{flag} was {was}, now {now}"
+    files.note_resume(resumed_step(config), changed={name.removeprefix("--"): pair for name, pair in changes.items()})
+    return [*news, *describe_changes(changes)]

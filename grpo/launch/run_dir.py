@@ -1,4 +1,4 @@
-"""The run directory: what was run, on what, with which patches. Holds no secrets."""
+"""The run directory: what was run, on what, with which patches. And the commands that a run shows. Holds no secrets."""
 
 import hashlib
 import importlib.metadata
@@ -9,16 +9,21 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.environments import settings as environment_settings
-from grpo.flags.parser import Asked
-from grpo.launch import recorded
+from grpo.flags.parser import KEPT, Asked, make_parser
+from grpo.flags.upstream import make_words, parse_given
+from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
+from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
+from grpo.run import own_runs
+from grpo.run.eval_metric import EXACT_MATCH, choose_eval_metric
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import FINISHED, Run
 from grpo.stack import cluster, machine
@@ -31,6 +36,13 @@ from reward import user_files
 
 # Variables that change results or speed; those of the project are in config.json
 _RECORDED = ({*cluster.FORWARDED_PREFIXES} - {"GRPO_"}) | {"CUDA_", "PYTHONPATH", "RAY_ADDRESS", "TOKENIZERS_"}
+# Options of eval.evaluate in an environment, and the variables of a run
+_PLAYED = {"environment": "ENVIRONMENT", "library": "LIBRARY", "turns": "TURN_LIMIT", "seconds": "ROLLOUT_SECONDS"}
+_PLAYED |= {"tool-seconds": "TOOL_SECONDS", "score-seconds": "SCORE_SECONDS"}
+_HEAD = """#!/usr/bin/env bash
+# The flags of this run. This starts another run with them; more flags win: ./command.sh --steps 5
+exec {launcher} -- \\
+"""
 
 
 def default_run_dir(asked: Asked) -> Path:
@@ -53,7 +65,9 @@ def find_run(which: str) -> Path:
     """
     run = RunFiles(Path(which).absolute())
     if which == "latest":
-        found = _find_latest()
+        files = sorted((CHECKOUT / "runs").glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        runs = (Run(file.parent) for file in files if RunFiles(file.parent).is_run())
+        found = next((run.files for run in runs if not run.config_fault and run.state != FINISHED), None)
         if found is None:
             raise UserError("runs/ has no run that has not finished", "name a run directory: --resume DIR")
         run = found
@@ -63,61 +77,71 @@ def find_run(which: str) -> Path:
     return run.folder
 
 
-def _find_latest() -> RunFiles | None:
-    files = sorted((CHECKOUT / "runs").glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-    runs = (Run(file.parent) for file in files if RunFiles(file.parent).is_run())
-    return next((run.files for run in runs if not run.config_fault and run.state != FINISHED), None)
+def record_asked(asked: Asked) -> dict[str, Any]:
+    """Return "asked" of config.json, which :func:`read_asked` reads."""
+    return {"words": _make_words(asked, own_runs.PLACES), "script": asked.script, "sources": asked.sources}
+
+
+def read_asked(folder: Path) -> Asked:
+    """Return what a run was asked for so far, except its own folders, which follow from where it lies.
+
+    Raises:
+        UserError: if another version made the run, or its record is damaged.
+    """
+    files = RunFiles(folder)
+    record = files.read_config().get("asked") or {}
+    script, sources, words = record.get("script"), record.get("sources"), record.get("words")
+    if not isinstance(script, list) or not isinstance(sources, dict) or not isinstance(words, list):
+        raise UserError(
+            f"{files.config} does not have the words of the run's command: another version of this project made it",
+            f"resume it with the commit that {files.environment} names (git checkout), or start a new run from its "
+            "adapter: --adapter CHECKPOINT/adapter",
+        )
+    values = parse_given(make_parser(), [str(word) for word in words])
+    is_tiny, gpus = values.pop("tiny", False), values.pop("gpus", None)
+    named = {name: str(sources.get(name, "config.json")) for name in values}
+    return Asked(values, named, [str(word) for word in script], tiny=is_tiny, gpus=gpus, resume=str(folder))
+
+
+def refuse_others(asked: Asked, folder: Path) -> None:
+    """Refuse code, addresses and disks that only the run folder names."""
+    kept = {name: value for name, value in asked.values.items() if asked.sources[name].startswith(KEPT)}
+    places = {name: place for name, place in own_runs.find_places(folder).items() if name not in asked.values}
+    own_runs.refuse_others(folder, kept | places)
 
 
 def write(
-    run_dir: Path,
-    asked: Asked,
-    config: Config,
-    plan: Plan,
-    patch_status: dict[str, Any],
-    judge_off: str = "",
-    is_stand_in: bool = False,
+    run_dir: Path, asked: Asked, config: Config, plan: Plan, patch_status: Mapping[str, Any], judge: RunJudge
 ) -> None:
-    """Write everything known before the run starts or continues into the run directory.
-
-    Args:
-        judge_off: why the judge is off; "" if it is on.
-        is_stand_in: whether a local server answers in place of the judge.
-    """
-    files, stack = RunFiles(run_dir, Path(config.args.metrics_dir)), "cpu" if is_cpu_stack() else "gpu"
+    """Write everything known before the run starts or continues into the run directory."""
+    files = RunFiles(run_dir, Path(config.args.metrics_dir))
     files.logs.mkdir(parents=True, exist_ok=True)
     run_dir.chmod(0o700)  # even if the folder is older or made by the user
     for folder in (config.args.ckpt_path, config.args.metrics_dir):
         Path(folder).mkdir(parents=True, exist_ok=True)
     _keep_adapter(config, files)
-    _write_json(
-        files.config,
-        {
-            "name": _find_name(asked),
-            "stack": stack,
-            "flags": config.values,
-            "given": config.given,
-            "changes": asked.list_differences(),
-            "script": asked.script,
-            "sources": asked.sources,
-            "data_sha256": {
-                name: data_digest(Path(file))
-                for name in ("prompt_data", "eval_dataset")
-                if (file := getattr(config.args, name))
-            },
-            "adapter_sha256": data_digest(files.start / adapter_files.WEIGHTS) if config.args.adapter else None,
-            "judge": judge_settings.variables(),
-            "reward": user_files.variables(),
-            "reward_sha256": user_files.digests(),
-            "environment": environment_settings.variables(),
-            "judge_off": judge_off,
-            "judge_is_stand_in": is_stand_in,
-            "plan": asdict(plan),
-        },
-    )
-    _write_json(files.environment, environment())
-    _write_json(files.patches, patch_status)
-    files.command.write_text(redact(recorded.make_script(asked, run_dir, config.args.template_date)), encoding="utf-8")
+    data = {name: file for name in ("prompt_data", "eval_dataset") if (file := getattr(config.args, name))}
+    record = {
+        "name": _find_name(asked),
+        "stack": "cpu" if is_cpu_stack() else "gpu",
+        "openrlhf": importlib.metadata.version("openrlhf"),
+        "flags": config.values,
+        "given": config.given,
+        "changes": asked.list_differences(),
+        "asked": record_asked(asked),
+        "data_sha256": {name: data_digest(Path(file)) for name, file in data.items()},
+        "adapter_sha256": data_digest(files.start / adapter_files.WEIGHTS) if config.args.adapter else None,
+        "judge": judge_settings.variables(),
+        "reward": user_files.variables(),
+        "reward_sha256": user_files.digests(),
+        "environment": environment_settings.variables(),
+        "judge_off": judge.why_off,
+        "judge_is_stand_in": judge.is_stand_in,
+        "plan": asdict(plan),
+    }
+    for file, value in ((files.config, record), (files.environment, environment()), (files.patches, patch_status)):
+        replace(file, redact(json.dumps(value, indent=2, default=str)) + "\n")
+    files.command.write_text(redact(make_script(asked, run_dir, config.args.template_date)), encoding="utf-8")
     files.command.chmod(0o700)
 
 
@@ -139,33 +163,99 @@ def data_digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _assignments() -> list[str]:
-    """Return the variables of judge, reward and environment as assignments."""
-    variables = judge_settings.variables() | user_files.variables() | environment_settings.variables()
-    return [f"GRPO_{name}={shlex.quote(value)}" for name, value in variables.items()]
-
-
-def show_command(argv: list[str]) -> str:
-    """Format a command line for people: the variables of judge, reward and environment, then one flag a line."""
-    variables = [f"{assignment} \\" for assignment in _assignments()]
-    lines = ["python -m openrlhf.cli.train_ppo_ray", *(f"    {line}" for line in recorded.group_flags(argv))]
-    return "\n".join([*variables, " \\\n".join(lines)])
-
-
 def environment() -> dict[str, Any]:
     """Return versions, hardware, revision and the recorded variables."""
     packages = {dist.name: dist.version for dist in importlib.metadata.distributions()}
+    names = [name for name in sorted(os.environ) if name.startswith(tuple(_RECORDED)) and not is_secret(name)]
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "hardware": machine.describe(),
         "git": git_revision(),
-        "variables": {
-            n: os.environ[n] for n in sorted(os.environ) if n.startswith(tuple(_RECORDED)) and not is_secret(n)
-        },
+        "variables": {name: os.environ[name] for name in names},
         "packages": dict(sorted(packages.items())),
     }
 
 
-def _write_json(file: Path, value: Any) -> None:
-    replace(file, redact(json.dumps(value, indent=2, default=str)) + "\n")
+def _make_words(asked: Asked, left_out: Sequence[str], **more: Any) -> list[str]:
+    """Return a command line with what was asked for, without some flags."""
+    values = {name: value for name, value in asked.values.items() if name not in left_out}
+    return make_words(make_parser(), values | {"tiny": asked.tiny or None, "gpus": asked.gpus} | more)
+
+
+def make_script(asked: Asked, run_dir: Path, date: str | None = None) -> str:
+    """Return command.sh. Places in the run directory are left out: another run has its own."""
+    places = [name for name in own_runs.PLACES if Path(asked.values.get(name) or "/").is_relative_to(run_dir)]
+    lines = group_flags(_make_words(asked, places, template_date=date))
+    head = _HEAD.format(launcher=shlex.quote(str(CHECKOUT / "scripts" / "launch.sh")))
+    return head + "".join(f"    {line} \\\n" for line in lines) + '    "$@"\n'
+
+
+def group_flags(words: Sequence[str]) -> list[str]:
+    """Return a command line in lines, each a flag with its values."""
+    lines: list[list[str]] = []
+    for word in words:
+        if word.startswith("--"):
+            lines.append([])
+        lines[-1].append(word)
+    return [shlex.join(line) for line in lines]
+
+
+def show_command(argv: list[str]) -> str:
+    """Format a command line for people: the variables of judge, reward and environment, then one flag a line."""
+    given = judge_settings.variables() | user_files.variables() | environment_settings.variables()
+    variables = [f"GRPO_{name}={shlex.quote(value)} \\" for name, value in given.items()]
+    lines = ["python -m openrlhf.cli.train_ppo_ray", *(f"    {line}" for line in group_flags(argv))]
+    return "\n".join([*variables, " \\\n".join(lines)])
+
+
+def describe_evaluation(config: Config, adapter: Path | None) -> str:
+    """Return a line for the user: the command that evaluates an adapter as the run does, or why there is none."""
+    args, given = (
+        config.args,
+        environment_settings.variables() if environment_settings.has_environment(config.args) else {},
+    )
+    if not args.eval_dataset:
+        why = "there are no held-out problems; set EVAL_DATA"
+    elif choose_eval_metric(args) != EXACT_MATCH and not is_users(config):
+        why = "eval.evaluate does not ask a server for rewards; the run's held-out scores are in eval.jsonl"
+    elif len(given.get("ENVIRONMENT", "").split()) > 1 and not Path(given["ENVIRONMENT"]).is_file():
+        why = "eval.evaluate plays one environment, and this run has several; see docs/evaluation.md"
+    else:
+        return f"evaluate     {build_shell_command('eval.evaluate', *_list_eval_words(config, adapter, given))}"
+    return f"evaluate     no command: {why}"
+
+
+def _list_eval_words(config: Config, adapter: Path | None, given: Mapping[str, str]) -> list[str]:
+    args = config.args
+    options: dict[str, Any] = {
+        "model": args.engine_model,
+        "adapter": adapter,
+        "data": args.eval_dataset,
+        "max-tokens": args.generate_max_len,
+        "temperature": f"{args.eval_temperature:g}",
+        "tensor-parallel": args.vllm_tensor_parallel_size,
+        "date": args.template_date,
+        "thinking-delimiter": None if args.thinking_budget is None else args.thinking_delimiter,
+        "out": f"evals/{Path(args.run_dir).name}",
+    }
+    same = ("reasoning_effort", "template_variables", "thinking_budget", "answer_budget")
+    options |= {name.replace("_", "-"): getattr(args, name) for name in same}
+    if given:
+        options |= {option: given.get(name) for option, name in _PLAYED.items()}
+        options["max-model-len"] = config.max_model_len
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    if is_users(config) and not given:
+        rewards = user_files.from_environment()
+        words += ["--reward", *(str(one.path) for one in rewards)]
+        if any(one.weight != 1 for one in rewards):
+            words += ["--reward-weights", *(str(one.weight) for one in rewards)]
+    return words
+
+
+def build_shell_command(module: str, *words: str) -> str:
+    """Return the command that starts a module in a new shell in this folder."""
+    here = Path.cwd() == CHECKOUT
+    script = "scripts/env.sh" if here else str(CHECKOUT / "scripts" / "env.sh")
+    python = ["python", "-m"] if here else ["python", "-P", "-m"]
+    return f"source {shlex.quote(script)} && {shlex.join([*python, module, *words])}"

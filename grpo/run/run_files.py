@@ -21,7 +21,7 @@ STEP_DIRECTORY = re.compile(r"step_(0|[1-9][0-9]*)")
 # A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
 LOCK_TRIES = 5
 _SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": list}
-_PARTS = ("flags", "judge", "plan", "reward", "data_sha256")  # of config.json
+_PARTS = ("flags", "judge", "plan", "reward", "data_sha256", "reward_sha256", "asked")  # of config.json
 _ATTEMPT: Types = {"time": (int, float), "code": int}  # a line of ends.jsonl or resumes.jsonl
 
 
@@ -161,7 +161,7 @@ class RunFiles:
 
         Args:
             more: ``lost``, the writes that the run lost; ``cause``, also the signal that stopped it; of a failure:
-                ``remedy``, and what :func:`grpo.launch.restarts.decide` needs.
+                ``remedy``, and what :func:`grpo.launch.attempt.decide` needs.
         """
         _append(self.ends, {"time": time.time(), "code": code, **more})
 

@@ -9,7 +9,7 @@ from grpo.run.run_state import Run
 # These differ between any two runs and affect nothing.
 PLACES = {"run_dir", "metrics_dir", "ckpt_path", "save_path", "engine_model", "resume_from", "wandb_run_name"}
 # Of config.json: what `settings` names itself, and what follows from the rest.
-_LEFT_OUT = {"flags", "given", "changes", "script", "sources", "plan", "judge"}
+_LEFT_OUT = {"flags", "given", "changes", "asked", "plan", "judge", "openrlhf"}
 ABSENT = "-"
 
 

@@ -18,7 +18,7 @@ REINFORCE with the mean of the group as baseline:
    ends a run in which it is large.
 
 An engine or a rank that dies ends the loop: the next ``ray.get`` of one of its results raises. The launcher ends what
-is left and, up to --restarts times, continues from the newest checkpoint (grpo/launch/restarts.py).
+is left and, up to --restarts times, continues from the newest checkpoint (grpo/launch/attempt.py).
 """
 
 import logging

@@ -15,7 +15,7 @@ from eval import checks, evaluate
 from eval.engine import meeting_place
 from eval.problems import read_problems
 from grpo.checkpoint import adapter_files, digests
-from grpo.launch.supervise import base_dir
+from grpo.launch.supervise import processes
 from grpo.model import model_files
 from grpo.stack.problem import UserError
 from tests.scripts.conftest import save_adapter
@@ -185,7 +185,7 @@ finally:
 
 
 def test_the_next_evaluation_deletes_what_a_killed_one_left(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(base_dir, "LONGEST_PARENT", len(str(tmp_path)))  # else it would be /tmp
+    monkeypatch.setattr(processes, "LONGEST_PARENT", len(str(tmp_path)))  # else it would be /tmp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if not (child := os.fork()):
         meeting_place().mkdir()

@@ -18,7 +18,7 @@ LAUNCHER = f"""
 import os, sys
 from pathlib import Path
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.launch.supervise import guard
+from grpo.launch.supervise import processes
 from grpo.launch.supervise.supervisor import Job, supervise
 folder, *driver = sys.argv[1:]
 
@@ -28,7 +28,7 @@ def main():
     print("failed      ", end.cause and end.cause.what, flush=True)
     return end.code
 
-sys.exit(guard.guard(main))
+sys.exit(processes.guard(main))
 """
 
 # A stand-in for the trainer, with the same kinds of processes: a Ray actor on each GPU that starts a subprocess (as

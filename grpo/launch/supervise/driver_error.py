@@ -103,15 +103,15 @@ def find_dead_actor() -> str:
     from ray._private import state
 
     time.sleep(1.0)  # until Ray knows of the death
-    dead = [actor for actor in state.actors().values() if actor["State"] == "DEAD" and _is_crash(actor["DeathCause"])]
-    first = min(dead, key=lambda actor: actor["EndTime"], default=None)
+    crashed = []
+    for actor in state.actors().values():
+        if actor["State"] == "DEAD":  # others than by a crash end by their exception, or because the run ends
+            cause = actor["DeathCause"]
+            reason = cause.actor_died_error_context.Reason.Name(cause.actor_died_error_context.reason)
+            if cause.HasField("oom_context") or reason in ("WORKER_DIED", "NODE_DIED"):
+                crashed.append(actor)
+    first = min(crashed, key=lambda actor: actor["EndTime"], default=None)
     return f"{_ROLES.get(first['ActorClassName'], first['ActorClassName'])} died (pid {first['Pid']})" if first else ""
-
-
-def _is_crash(cause: Any) -> bool:
-    """Tell whether an actor ended otherwise than by its exception or because the run ended."""
-    context = cause.actor_died_error_context
-    return cause.HasField("oom_context") or context.Reason.Name(context.reason) in ("WORKER_DIED", "NODE_DIED")
 
 
 def tail(log: Path, count: int = 0) -> list[str]:

@@ -36,23 +36,15 @@ TOKEN_REMEDY = "start it with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN and expor
 
 @dataclass(frozen=True)
 class Member:
-    """A living node.
+    """A living node."""
 
-    Attributes:
-        name, address: its host name, and its address in Ray.
-        gpus, free: all its GPUs, and those that nobody uses.
-        is_home: whether it is this machine.
-        facts: see :func:`grpo.launch.checks.software.facts`; None on a cluster of one node.
-        error: why it has no facts.
-    """
-
-    name: str
-    address: str
+    name: str  # of the host
+    address: str  # in Ray
     gpus: int
-    free: int
-    is_home: bool
-    facts: dict[str, str | None] | None = None
-    error: str = ""
+    free: int  # GPUs that nobody uses
+    is_home: bool  # this machine
+    facts: dict[str, str | None] | None = None  # see software.facts; None on a cluster of one node
+    error: str = ""  # why it has no facts
 
 
 @dataclass
@@ -86,18 +78,9 @@ def look(config: Config, run_dir: Path) -> Admission:
     if is_open and len(members) > 1:
         what = f"{cluster} has {format_count(len(members), 'node')} ({names}) and admits anyone who can reach it"
         return Admission([Problem(what, TOKEN_REMEDY)])
-    return Admission(
-        [*_check_gpus(config, members), *_compare(config, members, seen)],
-        [_warning(cluster)] if is_open else [],
-        _describe(config, members),
-    )
-
-
-def _warning(cluster: str) -> str:
-    return (
-        f"WARNING: {cluster} is open: anyone who can reach it can run code as its user and read this run's keys. "
-        f"{TOKEN_REMEDY[0].upper()}{TOKEN_REMEDY[1:]}"
-    )
+    risk = f"WARNING: {cluster} is open: anyone who can reach it can run code as its user and read this run's keys; "
+    problems = [*_check_gpus(config, members), *_compare(config, members, seen)]
+    return Admission(problems, [risk + TOKEN_REMEDY] if is_open else [], _describe(config, members))
 
 
 def _own_paths(config: Config) -> list[str]:
@@ -113,12 +96,12 @@ def _own_paths(config: Config) -> list[str]:
 
 def _check_gpus(config: Config, members: Sequence[Member]) -> Iterator[Problem]:
     """Yield why engines and ranks have no room, if the GPUs of every node are in a row: ranks first, engines last."""
-    having = [member for member in members if member.gpus]
+    having, width = [member for member in members if member.gpus], config.args.vllm_tensor_parallel_size
     counts = ", ".join(f"{member.address} has {member.free} of {member.gpus}" for member in members)
     if config.gpus > sum(member.free for member in members):
+        need = f"the run needs {format_count(config.gpus, 'GPU')}"
         yield Problem(
-            f"the run needs {format_count(config.gpus, 'GPU')}, but too few are free in the cluster at RAY_ADDRESS: "
-            f"{counts}",
+            f"{need}, but too few are free in the cluster at RAY_ADDRESS: {counts}",
             "lower --vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node, add a node, or "
             "wait until others free GPUs",
         )
@@ -126,8 +109,7 @@ def _check_gpus(config: Config, members: Sequence[Member]) -> Iterator[Problem]:
         return
     if config.args.colocate_all_models:  # an engine could span two: Ray chooses the nodes of shared GPUs
         yield Problem(
-            "--colocate_all_models, where engines and actor share GPUs, is for one node, but the cluster at "
-            f"RAY_ADDRESS has {format_count(len(having), 'node')}",
+            f"--colocate_all_models is for one node, but the cluster at RAY_ADDRESS has {len(having)}",
             "give --no-colocate_all_models, or unset RAY_ADDRESS so that the run starts Ray itself",
         )
     if any(member.free != member.gpus or member.gpus != having[0].gpus for member in having):
@@ -135,24 +117,24 @@ def _check_gpus(config: Config, members: Sequence[Member]) -> Iterator[Problem]:
             f"the nodes of the cluster do not have equally many free GPUs: {counts}",
             "start Ray with the same --num-gpus on each, and wait until nobody else uses them",
         )
-    elif having[0].gpus % config.args.vllm_tensor_parallel_size:
+    elif having[0].gpus % width:
         yield Problem(
-            f"an engine has --vllm_tensor_parallel_size {config.args.vllm_tensor_parallel_size} GPUs, and a node "
-            f"{having[0].gpus}: an engine would span two nodes",
+            f"an engine of --vllm_tensor_parallel_size {width} would span two nodes of {having[0].gpus} GPUs",
             f"set --vllm_tensor_parallel_size to a divisor of {having[0].gpus}",
         )
 
 
 def _compare(config: Config, members: Sequence[Member], marks: dict[str, str]) -> Iterator[Problem]:
+    """Yield how other nodes differ from this one, and which folders they do not see."""
     home = next(member for member in members if member.is_home)
-    needs_folders = config.actor_ranks > home.gpus
     for member in members:
         if member.error:
             yield Problem(f"node {member.address} cannot run this checkout: {member.error}", software.SAME)
         elif member.facts and home.facts and not member.is_home:
             same = {name: value for name, value in home.facts.items() if name not in marks}
             yield from software.compare(member.address, same, member.facts)
-            for folder in sorted({marks[mark] for mark in marks if needs_folders and member.facts[mark] is None}):
+            unseen = {folder for mark, folder in marks.items() if member.facts[mark] is None}
+            for folder in sorted(unseen) if config.actor_ranks > home.gpus else ():
                 yield Problem(
                     f"node {member.address} may have actor ranks, and does not see what this node writes to {folder}",
                     "set --run-dir and --ckpt_path to a folder that all nodes share, or let the actor fit on this node",
@@ -198,21 +180,20 @@ def main() -> None:
 
     ray.init(log_to_driver=False, runtime_env=cluster.runtime_env())
     home, free = ray.get_runtime_context().get_node_id(), state.available_resources_per_node()
-    living = [found for found in ray.nodes() if found["Alive"]]
-    task, calls = ray.remote(num_cpus=0, max_retries=0)(software.facts), []
-    for found in living if len(living) > 1 else ():
-        place = NodeAffinitySchedulingStrategy(found["NodeID"], soft=False)
-        calls.append(task.options(scheduling_strategy=place).remote(sys.argv[1:]))
+    living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    task, calls = ray.remote(num_cpus=0, max_retries=0)(software.facts), {}
+    for name in living if len(living) > 1 else ():
+        place = NodeAffinitySchedulingStrategy(name, soft=False)
+        calls[name] = task.options(scheduling_strategy=place).remote(sys.argv[1:])
     rows = []
-    for number, found in enumerate(living):
-        row: dict[str, Any] = {"name": found["NodeManagerHostname"], "address": found["NodeManagerAddress"]}
-        row |= {"gpus": int(found["Resources"].get("GPU", 0)), "is_home": found["NodeID"] == home}
-        row["free"] = int(free.get(found["NodeID"], {}).get("GPU", 0))
+    for name, node in living.items():
+        row: dict[str, Any] = {"name": node["NodeManagerHostname"], "address": node["NodeManagerAddress"]}
+        row |= {"gpus": int(node["Resources"].get("GPU", 0)), "free": int(free.get(name, {}).get("GPU", 0))}
         try:
-            row["facts"] = ray.get(calls[number]) if calls else None
+            row["facts"] = ray.get(calls[name]) if calls else None
         except ray.exceptions.RayError as error:
             row["error"] = str(error).strip().splitlines()[-1]
-        rows.append(row)
+        rows.append(row | {"is_home": name == home})
     print(json.dumps(rows))
 
 

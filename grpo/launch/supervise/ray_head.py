@@ -1,7 +1,7 @@
 """How our own Ray cluster is started: its command, its address, its token, its logs.
 
 Whoever can submit a job to Ray runs code as this user. So the cluster listens on loopback alone and requires the run's
-token, which other local users do not have.
+token, which other local users do not have. As a program, this is the `ray` command.
 """
 
 import secrets
@@ -38,15 +38,13 @@ def variables() -> dict[str, str]:
     }
 
 
-def start_command(head: RayHead, base_dir: Path) -> list[str]:
+def start_command(head: RayHead, folder: Path) -> list[str]:
     """Return the command that starts Ray; it blocks. All ports are chosen free: other clusters may run here."""
     return [
         *(sys.executable, "-m", "grpo.launch.supervise.ray_head", "start", "--head", "--block"),
-        *("--disable-usage-stats", "--include-dashboard=false"),
-        "--no-monitor",  # the autoscaler's
-        f"--temp-dir={base_dir / 'ray'}",
+        *("--disable-usage-stats", "--include-dashboard=false", "--no-monitor"),  # the last is the autoscaler's
+        *(f"--temp-dir={folder / 'ray'}", f"--object-store-memory={head.object_store_bytes}"),
         *(f"--num-gpus={head.num_gpus}", f"--num-cpus={head.num_cpus}"),
-        f"--object-store-memory={head.object_store_bytes}",
         *("--port=0", "--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
     ]
 

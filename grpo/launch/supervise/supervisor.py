@@ -14,8 +14,8 @@ from typing import Any
 
 from grpo.checkpoint.on_request import SaveRequest
 from grpo.launch import signals
-from grpo.launch.hang import HangWatch
-from grpo.launch.supervise import base_dir, driver_error, guard, processes, ray_head
+from grpo.launch.hangs_and_onsets import HangWatch
+from grpo.launch.supervise import driver_error, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.stack import machine, rendezvous
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
@@ -49,7 +49,7 @@ class Job:
     folders: Mapping[str, Path] = field(default_factory=dict)  # that the run writes to, by what the user calls them
     watch: HangWatch | None = None  # tells what the run is doing, and whether it hangs
     saving: SaveRequest | None = None  # asks for a checkpoint before a Ctrl-C or SIGTERM ends the run
-    saving_seconds: float = 0.0  # that this may take; 0 asks for none
+    saving_seconds: float = 0.0  # that this may take
 
 
 def supervise(job: Job) -> End:
@@ -63,39 +63,28 @@ class _Over(Exception):
 
 class _Supervisor:
     def __init__(self, job: Job) -> None:
-        self.job, self.run_id = job, os.environ[processes.RUN_ID_VARIABLE]
-        self.folder, self.held = base_dir.make()
-        self.foreign = self.seen = set(machine.SHM.glob("*"))  # files from before the run are never deleted
-        kept = job.log_dir / driver_error.KEPT
+        self.job, self.run_id, self.own = job, os.environ[processes.RUN_ID_VARIABLE], processes.RunFolder()
+        kept, temporary = job.log_dir / driver_error.KEPT, self.own.path / "tmp"
         kept.unlink(missing_ok=True)  # of an earlier attempt
-        (self.folder / "tmp").mkdir()
-        self.environment = {**job.environment, "TMPDIR": str(self.folder / "tmp"), "PYTHONUNBUFFERED": "1"}
+        temporary.mkdir()
+        self.environment = {**job.environment, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"}
         self.environment[driver_error.FILE_VARIABLE] = str(kept.absolute())
-        own = {"the logs": job.log_dir, "temporary files": self.folder, "shared memory": machine.SHM}
+        own = {"the logs": job.log_dir, "temporary files": self.own.path, "shared memory": machine.SHM}
         self.folders = own | dict(job.folders)
+        self.started: list[int] = []  # the pids of Ray and the driver
         self.ray: subprocess.Popen[bytes] | None = None  # which must live as long as the driver
-        self.told: int | None = None  # a signal that lets the run save first, until then
+        self.signals: list[int] = []  # that the launcher got
         self.save_until: float | None = None
-        self.next_look = 0.0  # at /dev/shm
-        self.signalled: int | None = None  # one that ends it at once
-
-    def note_signal(self, number: int, _: object) -> None:
-        """Take a signal: the first may let the run save."""
-        may_save = self.job.saving_seconds and not self.told and not guard.is_lost()
-        if number in (signal.SIGINT, signal.SIGTERM) and may_save:
-            self.told = number
-        else:
-            self.signalled = self.signalled or number
 
     def run(self) -> End:
         """Start everything, follow it until the end, clean up, and return how the run ended."""
         code, problem, log = FAILED, None, driver_error.LOG
-        before = signals.handle(self.note_signal)
+        before = signals.handle(lambda number, _: self.signals.append(number))
         try:
             if self.job.ray:
                 self._start_ray(self.job.ray)
             code = self._follow_driver()
-            problem = driver_error.find(self.job.log_dir, self.folders, code) if code and not self.signalled else None
+            problem = driver_error.find(self.job.log_dir, self.folders, code) if code else None
         except _Over as over:
             if over.args:
                 what, log = over.args
@@ -109,9 +98,9 @@ class _Supervisor:
         """Start Ray; the driver gets its address."""
         gpus = machine.stand_ins(head.num_gpus) if is_cpu_stack() else format_count(head.num_gpus, "GPU")
         self._show(f"starting Ray ({gpus})")
-        started, file, address = time.monotonic(), self.folder / ray_head.ADDRESS, ""
-        self.environment |= ray_head.variables() | rendezvous.variables(self.folder / "rendezvous")
-        self.ray = self._spawn(ray_head.start_command(head, self.folder), RAY_LOG)
+        started, file, address = time.monotonic(), self.own.path / ray_head.ADDRESS, ""
+        self.environment |= ray_head.variables() | rendezvous.variables(self.own.path / "rendezvous")
+        self.ray = self._spawn(ray_head.start_command(head, self.own.path), RAY_LOG)
         while not address:
             self._tick()
             address = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
@@ -124,7 +113,9 @@ class _Supervisor:
         """Start a command in a session of its own. Its output goes to a log."""
         with (self.job.log_dir / log).open("ab") as output:
             how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "cwd": CHECKOUT}
-            return subprocess.Popen(command, env=os.environ | self.environment, start_new_session=True, **how)
+            process = subprocess.Popen(command, env=os.environ | self.environment, start_new_session=True, **how)
+        self.started.append(process.pid)
+        return process
 
     def _follow_driver(self) -> int:
         """Run the driver; return its exit code."""
@@ -142,34 +133,27 @@ class _Supervisor:
 
     def _tick(self) -> None:
         """Wait a moment, and show progress. Raises what ends the run."""
-        if self.signalled or (self.told and self._has_saved(self.told)):
+        if self.signals and self._has_saved():
             raise _Over
         time.sleep(_TICK)
-        self._note_shared_memory()
+        processes.reap_orphans(self.started)
+        self.own.note_shared_memory(self.run_id)
         self._show(*self.job.progress())
         if self.ray and (code := self.ray.poll()) is not None:
             raise _Over(f"Ray {driver_error.describe_end(code)} (pid {self.ray.pid})", RAY_LOG)
 
-    def _note_shared_memory(self) -> None:
-        """Note whose new files under /dev/shm are while their owners live: nothing tells after a SIGKILL."""
-        names = set(machine.SHM.glob("*"))
-        if names - self.seen and time.monotonic() > self.next_look:
-            self.seen, self.next_look = names, time.monotonic() + 0.5  # other programs may make many
-            pids = [process.pid for process in processes.find_run_processes(self.run_id)]
-            mine = processes.find_shared_memory(pids) - self.foreign
-            with contextlib.suppress(OSError):  # a full disk
-                os.write(self.held, "".join(f"{file.name}\n" for file in mine).encode())
-
-    def _has_saved(self, number: int) -> bool:
-        """Ask for a checkpoint, once; return whether it was saved, or timed out."""
-        request, seconds = self.job.saving, self.job.saving_seconds
-        if not request or not self.job.watch or not self.job.watch.has_new_steps():
+    def _has_saved(self) -> bool:
+        """Let the first Ctrl-C or SIGTERM save the last completed step; return whether the run ends now."""
+        request, watch, first = self.job.saving, self.job.watch, self.signals[0]
+        is_at_once = len(self.signals) > 1 or first not in (signal.SIGINT, signal.SIGTERM) or processes.is_lost()
+        if is_at_once or not (request and watch and watch.has_new_steps()):
             return True
         if self.save_until is None:
             request.ask()
-            self.save_until = time.monotonic() + seconds
-            what = f"{signals.get_name(number)}: saving the last completed step, for at most {seconds:.0f} s"
-            self._show(what + "; press Ctrl-C again to stop immediately" * (number == signal.SIGINT))
+            self.save_until = time.monotonic() + self.job.saving_seconds
+            again = "; press Ctrl-C again to stop immediately" if first == signal.SIGINT else ""
+            what = f"saving the last completed step, for at most {self.job.saving_seconds:.0f} s"
+            self._show(f"{signals.get_name(first)}: {what}{again}")
         if (is_open := request.is_open()) and time.monotonic() < self.save_until:
             return False
         why = "timed out" if is_open else request.failure()
@@ -177,24 +161,22 @@ class _Supervisor:
         return True
 
     def _clean_up(self) -> None:
-        if number := self.signalled or self.told:
-            self._show(f"{signals.get_name(number)}: ending the run (at most {self.job.grace:.0f} s)")
-        left = processes.end_all(self.run_id, self.job.grace, self.foreign)
+        if self.signals:
+            self._show(f"{signals.get_name(self.signals[0])}: ending the run (at most {self.job.grace:.0f} s)")
+        left = processes.end_all(self.run_id, self.job.grace, self.own)
         with contextlib.suppress(OSError):  # a full disk, or no Ray
             kept = self.job.log_dir / time.strftime("ray-%Y%m%d-%H%M%S")
-            shutil.copytree(self.folder / ray_head.LOGS, kept)
+            shutil.copytree(self.own.path / ray_head.LOGS, kept)
             for path in (kept, *kept.rglob("*")):
                 path.chmod(path.stat().st_mode & 0o700)  # Ray lets everybody into its folders
-        base_dir.delete(self.folder)
-        os.close(self.held)
+        self.own.delete()
         self._show(*filter(None, [left]), *self.job.progress())
 
     def _end(self, code: int, problem: Problem | None, log: str) -> End:
-        number = self.signalled or self.told  # a signal may have come during the clean-up
-        if number and code:
+        if self.signals and code:  # a signal may have come during the clean-up
             if problem and code != -signal.SIGTERM:  # a SIGTERM to all processes at once is no failure
                 self._show(f"{'failed':<12} {problem.what}")
-            return End(128 + number)
+            return End(128 + self.signals[0])
         file = self.job.log_dir / log
         if code and (log != driver_error.LOG or code < 0 or not problem):
             lines = (f"  {redact(line)}" for line in driver_error.tail(file, _TAIL_LINES))
@@ -211,4 +193,4 @@ class _Supervisor:
         except OSError as error:  # a terminal that is gone ends the run only by SIGHUP, which may be ignored
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):
-                self.signalled = self.signalled or signal.SIGPIPE
+                self.signals.append(signal.SIGPIPE)

@@ -9,7 +9,7 @@ import pytest
 from grpo.flags import boxes, other_names, ours, parser
 from grpo.flags.parser import Asked, fill, make_parser, shipped_values
 from grpo.flags.upstream import parse_given
-from grpo.launch import recorded
+from grpo.launch import run_dir
 from grpo.stack.problem import UserError
 from tests.grpo.launch.recipe import ROOT, read_script
 
@@ -17,7 +17,7 @@ from tests.grpo.launch.recipe import ROOT, read_script
 def ask(*words: str, script: list[str] | None = None) -> Asked:
     asked = Asked({})
     script = read_script() if script is None else script
-    fill(asked, [*script, "--", *words], lambda folder: recorded.read(Path(folder)))
+    fill(asked, [*script, "--", *words], lambda folder: run_dir.read_asked(Path(folder)))
     return asked
 
 
@@ -32,8 +32,7 @@ def edit(**changes: str) -> list[str]:
 def keep(folder: Path, asked: Asked) -> Path:
     """Leave what a run leaves of its flags."""
     folder.mkdir(exist_ok=True)
-    (folder / "command.sh").write_text(recorded.make_script(asked, folder))
-    (folder / "config.json").write_text(json.dumps({"script": asked.script, "sources": asked.sources, "flags": {}}))
+    (folder / "config.json").write_text(json.dumps({"asked": run_dir.record_asked(asked)}))
     return folder
 
 
@@ -137,7 +136,7 @@ def test_a_resume_needs_no_repetition_and_newer_sources_win(tmp_path: Path) -> N
     assert second.sources["seed"] == f"{parser.KEPT}{parser.COMMAND_LINE}"
     keep(run, second)
     alone = Asked({})
-    fill(alone, ["--resume", str(run)], lambda folder: recorded.read(Path(folder)))  # a restart after a crash
+    fill(alone, ["--resume", str(run)], lambda folder: run_dir.read_asked(Path(folder)))  # a restart after a crash
     assert alone.values == second.values and alone.script == newer
     assert ask("--resume", str(run), script=newer).sources["seed"].count(parser.KEPT) == 1
 
@@ -152,7 +151,7 @@ def test_a_box_that_is_repeated_at_a_resume_undoes_nothing(tmp_path: Path) -> No
 
 def test_the_command_of_a_run_is_whole_and_starts_it_again(tmp_path: Path) -> None:
     asked = ask("--tiny", "--no-judge", "--template_variables", '{"a": "it\'s # not $HOME"}', "--offload")
-    text = recorded.make_script(asked, tmp_path)
+    text = run_dir.make_script(asked, tmp_path)
     words = shlex.split(text.replace("\\\n", " "), comments=True)
     again = ask(*words[words.index("--") + 1 : -1], script=[])
     assert words[-1] == "$@" and again.values == asked.values and again.tiny

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
-from grpo.launch import attempt, preflight, rendering, restarts
-from grpo.launch.supervise import guard, joined_cluster
+from grpo.launch import attempt, preflight, rendering
+from grpo.launch.supervise import joined_cluster, processes
 from grpo.launch.supervise.supervisor import supervise
 from grpo.stack import machine
 from tests.grpo.launch import clock
@@ -24,12 +24,12 @@ machine.memory_available = lambda: 900 * 10**9
 machine.shared_memory_free = lambda: 64 * 10**9
 attempt.supervise = lambda job: supervise(replace(job, ray=None, grace=2.0))
 attempt.DRIVER = (sys.executable, str(TRAINER))
-restarts.LAUNCHER = (str(Path(__file__)),)
-restarts.FIRST_WAIT = 0.5
+attempt.LAUNCHER = (str(Path(__file__)),)
+attempt.FIRST_WAIT = 0.5
 joined_cluster.LOOK_AGAIN_SECONDS = 0.2
 joined_cluster.ROOM_SECONDS = float(os.environ.get("FAULTY_ROOM", "600"))
 
 clock.follow()
 
 if __name__ == "__main__":
-    sys.exit(guard.guard(launch.main))
+    sys.exit(processes.guard(launch.main))

@@ -6,6 +6,7 @@ from pathlib import Path
 from grpo.flags.parser import Asked
 from grpo.launch import run_dir
 from grpo.launch.config import Config
+from grpo.launch.judge import RunJudge
 from grpo.launch.plan import make_plan
 
 
@@ -13,7 +14,7 @@ def start(setting, **changes: object) -> Config:
     """Write the files that the launcher writes before the trainer starts."""
     config = setting.make_config(**changes)
     setting.run_dir.mkdir()
-    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), {"digest": "d1"})
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), {"digest": "d1"}, RunJudge(None, False))
     return config
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from eval import evaluate, own_reward
 from grpo.environments.settings import AGENT
-from grpo.launch.evaluate_command import describe
+from grpo.launch.run_dir import describe_evaluation
 from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 from reward import user_files
 
 
 def read_options(setting, adapter, **changes):
     """What eval.evaluate reads from the command."""
-    line = describe(setting.make_config(**{"remote_rm_url": OUR_REWARD} | changes), adapter)
+    line = describe_evaluation(setting.make_config(**{"remote_rm_url": OUR_REWARD} | changes), adapter)
     words = shlex.split(line.partition(" && ")[2].partition("python ")[2])
     assert words[:2] == ["-m", "eval.evaluate"]
     return evaluate.parser().parse_args(words[2:])
@@ -59,14 +59,14 @@ def test_an_environment_is_played_under_the_limits_of_the_run(setting, environme
     assert (Path(read.environment).name, read.turns) == ("my guess.py", 4)
     assert (read.seconds, read.tool_seconds, read.score_seconds) == (30, 2.5, 6)
     assert read.max_model_len == 64 + 32
-    line = describe(setting.make_config(remote_rm_url=OUR_REWARD, **environment_flags), None)
+    line = describe_evaluation(setting.make_config(remote_rm_url=OUR_REWARD, **environment_flags), None)
     assert "--library '/my texts'" in line
 
 
 def test_where_there_is_none_the_line_says_why(setting, environment_flags, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {"remote_rm_url": OUR_REWARD}
     server = setting.make_config(remote_rm_url="http://127.0.0.1:1/reward")
-    assert "no command: eval.evaluate does not ask a server for rewards" in describe(server, None)
-    assert "set EVAL_DATA" in describe(setting.make_config(**ours, eval_dataset=None), None)
+    assert "no command: eval.evaluate does not ask a server for rewards" in describe_evaluation(server, None)
+    assert "set EVAL_DATA" in describe_evaluation(setting.make_config(**ours, eval_dataset=None), None)
     monkeypatch.setenv("GRPO_ENVIRONMENT", "python single")
-    assert "plays one environment" in describe(setting.make_config(**ours, **environment_flags), None)
+    assert "plays one environment" in describe_evaluation(setting.make_config(**ours, **environment_flags), None)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from grpo.flags.parser import Asked
-from grpo.launch import recorded
+from grpo.launch import run_dir
 from grpo.run import own_runs
-from grpo.stack.problem import UserError
 
 from .recipe import launch
 
@@ -46,8 +45,7 @@ def server():
 def write_run(folder: Path, **flags: object) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     asked = Asked(flags, dict.fromkeys(flags, "command line"), tiny=True)
-    (folder / "command.sh").write_text(recorded.make_script(asked, Path("/nowhere")))
-    (folder / "config.json").write_text(json.dumps({"script": [], "sources": asked.sources, "flags": {}}))
+    (folder / "config.json").write_text(json.dumps({"asked": run_dir.record_asked(asked), "flags": {}}))
     return str(folder)
 
 
@@ -92,15 +90,6 @@ def test_a_run_of_this_checkout_brings_what_it_named(checkout, tmp_path) -> None
         own_runs.refuse_others(mine, named)
 
 
-@pytest.mark.timeout(20)
-def test_a_pipe_in_place_of_the_flags_is_not_waited_for(tmp_path) -> None:
-    file = Path(write_run(tmp_path / "run")) / "command.sh"
-    file.unlink()
-    os.mkfifo(file)
-    with pytest.raises(UserError, match=str(file)):
-        recorded.read(file.parent)
-
-
 @pytest.mark.parametrize("flag", ["ckpt_path", "metrics_dir"])
 def test_a_run_folder_names_no_folder_to_write_to_outside_of_itself(checkout, tmp_path, flag) -> None:
     """A resume removes checkpoints and lines of later steps there."""
@@ -129,16 +118,21 @@ def test_a_file_in_the_run_folder_is_not_taken_from_the_record(checkout, tmp_pat
             own_runs.refuse_others(tmp_path / "mine", {"remote_rm_url": value})
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    ("file", "text"),
+    "text",
     [
-        ("config.json", '{"script": 7, "sources": {}}'),
-        ("config.json", '{"script": [], "sources": ["x"]}'),
-        ("config.json", '{"script": [7], "sources": {"seed": 1}, "flags": {}}'),
-        *(("command.sh", text) for text in ("exec launch.sh -- --seed 'x", "--seed x", "\0", "-- --held 3 --bogus")),
+        *(None, "{", "[]", '{"asked": 7}', '{"asked": {"script": 7, "sources": {}, "words": []}}'),
+        '{"asked": {"script": [7], "sources": {"seed": 1}, "words": ["--seed", "7"]}}',
+        *(f'{{"asked": {{"script": [], "sources": {{}}, "words": {words}}}}}' for words in ("7", "[7]", '["--held"]')),
     ],
 )
-def test_what_no_launcher_wrote_is_refused_without_a_traceback(checkout, tmp_path, file: str, text: str) -> None:
-    folder = write_run(tmp_path / "run", seed="7", pretrain="/none")
-    (tmp_path / "run" / file).write_text(text)
-    assert launch("--dry-run", "--resume", folder).returncode == 2
+def test_what_no_launcher_wrote_is_refused_without_a_traceback(checkout, tmp_path, text: str | None) -> None:
+    """Nor is a pipe in its place waited for."""
+    folder = Path(write_run(tmp_path / "run", seed="7", pretrain="/none"))
+    (folder / "config.json").unlink()
+    if text is None:
+        os.mkfifo(folder / "config.json")
+    else:
+        (folder / "config.json").write_text(text)
+    assert launch("--dry-run", "--resume", str(folder)).returncode == 2

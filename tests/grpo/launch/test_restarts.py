@@ -5,10 +5,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
-from grpo.launch import restarts
+from grpo.launch import attempt
 from tests.grpo.launch.faulty_run import Run
 from tests.supervised import read_command_line, wait_until
 
@@ -42,26 +41,6 @@ def test_the_same_error_after_the_same_step_ends_the_run(start) -> None:
     assert [row["restart"] for row in run.read_rows("ends.jsonl")] == [True, False]
 
 
-def test_a_signal_between_two_attempts_ends_the_run(start) -> None:
-    run = start(5, [ENGINE_DIES])
-    wait_until(lambda: bool(run.read_rows("ends.jsonl")) or run.launcher.poll() is not None, "the engine did not die")
-    os.kill(run.launcher.pid, signal.SIGINT)
-    output = run.finish()
-    assert run.launcher.returncode == 130 and run.read_rows("ends.jsonl")[-1]["cause"] == "Ctrl-C", output
-    assert "--resume" in output[-1]
-    assert not psutil.pid_exists(run.launcher.pid)
-
-
-def test_a_signal_to_a_launcher_that_starts_for_a_restart_ends_the_run(start) -> None:
-    run = start(5, [ENGINE_DIES])
-    wait_until(lambda: any("--held" in read_command_line(pid) for pid in run.list_launchers()), "there was no restart")
-    os.kill(run.launcher.pid, signal.SIGTERM)
-    output = run.finish()
-    assert run.launcher.returncode == 143, output
-    assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
-    assert [row.get("restart") for row in run.read_rows("ends.jsonl")] == [True, None]
-
-
 @pytest.fixture
 def start_lacking_run(start, setting, monkeypatch) -> Callable[..., tuple[Run, Path]]:
     """Start a run whose engine dies, and whose training data is missing when it restarts."""
@@ -84,36 +63,43 @@ def test_a_restart_waits_for_what_it_lacks(start_lacking_run) -> None:
     assert run.read_learned() == [(step, step / 10) for step in range(1, 6)]
 
 
-def test_a_restart_that_lacks_something_for_too_long_ends_the_run(start_lacking_run) -> None:
-    run, _ = start_lacking_run(room=1)
+@pytest.mark.parametrize("fault", ["train.jsonl is missing", "train.jsonl is another", "config.json is damaged"])
+def test_a_restart_that_finds_a_problem_ends_the_run(start, start_lacking_run, setting, fault: str) -> None:
+    name, _, how = fault.partition(" is ")
+    if how == "missing":
+        run, _ = start_lacking_run(room=1)
+    else:
+        run = start(5, [ENGINE_DIES])
+        run.wait_for_step(1)
+        file = (setting.folder if name == "train.jsonl" else run.folder) / name
+        file.write_text(file.read_text() * 2)
     output = run.finish()
     assert run.launcher.returncode == 2, output
-    assert "refused, 1 problem:" in output and output[-1].startswith("not finished ./train_grpo.sh --resume")
-    first, last = run.read_rows("ends.jsonl")
-    assert first["restart"] and "restart" not in last and "train.jsonl" in last["cause"]
-
-
-@pytest.mark.parametrize("damaged", ["train.jsonl", "config.json"])
-def test_a_restart_that_finds_other_problems_ends_the_run(start, setting, damaged: str) -> None:
-    run = start(5, [ENGINE_DIES])
-    run.wait_for_step(1)
-    file = (setting.folder if damaged == "train.jsonl" else run.folder) / damaged
-    file.write_text(file.read_text() * 2)
-    output = run.finish()
-    assert run.launcher.returncode == 2, output
-    assert any(line.startswith("refused: ") and damaged in line for line in output)
+    assert any(line.startswith("refused") for line in output)
     assert output[-1].startswith("not finished ./train_grpo.sh --resume")
     first, last = run.read_rows("ends.jsonl")
-    assert first["restart"] and "restart" not in last and damaged in last["cause"]
+    assert first["restart"] and "restart" not in last and name in last["cause"]
 
 
-def test_a_signal_to_a_restart_that_waits_ends_the_run(start_lacking_run) -> None:
-    run, _ = start_lacking_run(room=600)
-    assert any(line.startswith("waiting      ") for line in run.launcher.stdout)
-    os.kill(run.launcher.pid, signal.SIGTERM)
+def is_restarting(run: Run) -> bool:
+    return any("--held" in read_command_line(pid) for pid in run.list_launchers())
+
+
+@pytest.mark.parametrize("when", ["between two attempts", "a launcher starts", "a restart waits"])
+def test_a_signal_around_a_restart_ends_the_run(start, start_lacking_run, when: str) -> None:
+    run = start_lacking_run(room=600)[0] if when == "a restart waits" else start(5, [ENGINE_DIES])
+    if when == "between two attempts":
+        wait_until(lambda: bool(run.read_rows("ends.jsonl")), "the engine did not die")
+    elif when == "a launcher starts":
+        wait_until(lambda: is_restarting(run), "there was no restart")
+    else:
+        assert any(line.startswith("waiting      ") for line in run.launcher.stdout)
+    number = signal.SIGINT if when == "between two attempts" else signal.SIGTERM
+    os.kill(run.launcher.pid, number)
     output = run.finish()
-    assert run.launcher.returncode == 143, output
+    assert run.launcher.returncode == 128 + number, output
     assert output[-1].startswith("not finished ./train_grpo.sh --resume") and "after step 2" in output[-1]
+    assert run.read_rows("ends.jsonl")[-1]["cause"] in ("Ctrl-C", "SIGTERM")
     assert [row.get("restart") for row in run.read_rows("ends.jsonl")] == [True, None]
 
 
@@ -137,27 +123,25 @@ def test_a_run_whose_guard_or_launcher_is_killed_does_not_restart(start) -> None
     assert [row.get("restart") for row in run.read_rows("ends.jsonl")] == [None]
 
 
-@pytest.mark.parametrize(("number", "is_deaf"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
-def test_a_signal_saves_before_it_ends_the_run_or_ends_it_in_time(start, number: int, is_deaf: bool) -> None:
-    run = start(4, [{"at": 4, "is_deaf": is_deaf}], save_steps=2, eval_steps=2, sigterm_seconds=2)
+@pytest.mark.parametrize(
+    ("number", "fault", "said"),
+    [
+        (signal.SIGINT, {}, "saved"),
+        (signal.SIGTERM, {"is_deaf": True}, "not saved: timed out"),
+        (signal.SIGTERM, {"fails": "OSError: a full disk"}, "not saved: OSError: a full disk"),
+    ],
+)
+def test_a_signal_saves_before_it_ends_the_run_or_says_why_not(start, number: int, fault: dict, said: str) -> None:
+    run = start(4, [{"at": 4, **fault}], save_steps=2, eval_steps=2, sigterm_seconds=2)
     run.wait_for_step(3)
     os.kill(run.launcher.pid, number)
     output = run.finish()
-    text = "\n".join(output)
-    assert run.launcher.returncode == 128 + number, text
+    assert run.launcher.returncode == 128 + number and said in output, output
     saved = sorted(path.name for path in (run.folder / "checkpoints").glob("step_*"))
-    assert saved == (["step_2"] if is_deaf else ["step_2", "step_3"])
-    assert ("not saved" in text) == is_deaf
-    assert output[-1].endswith(f"continues after step {2 if is_deaf else 3}")
+    assert saved == (["step_2"] if fault else ["step_2", "step_3"])
+    assert output[-1].endswith(f"continues after step {2 if fault else 3}")
     assert not (run.folder / ".save-request").exists() and "restart" not in run.read_rows("ends.jsonl")[-1]
-    assert run.read_rows("ends.jsonl")[-1]["cause"] == ("SIGTERM" if is_deaf else "Ctrl-C")
-
-
-def test_a_checkpoint_that_fails_on_sigterm_says_why(start) -> None:
-    run = start(4, [{"at": 4, "fails": "OSError: a full disk"}], sigterm_seconds=60)
-    run.wait_for_step(3)
-    os.kill(run.launcher.pid, signal.SIGTERM)
-    assert "not saved: OSError: a full disk" in run.finish() and run.launcher.returncode == 143
+    assert run.read_rows("ends.jsonl")[-1]["cause"] == ("SIGTERM" if fault else "Ctrl-C")
 
 
 def test_a_second_ctrl_c_ends_at_once(start) -> None:
@@ -209,10 +193,4 @@ AFTER_OTHERS = [make_end(step=step) for step in range(4, 8)]
     ],
 )
 def test_whether_and_when_a_run_goes_on(ends: list[dict], limit: int, has_progressed: bool, wait: float | None) -> None:
-    assert restarts.decide(ends, limit, has_progressed).wait == wait
-
-
-def test_the_first_error_is_named() -> None:
-    same = restarts.decide([make_end(), make_end("an engine died (pid 8)")], 3, has_progressed=True)
-    assert "first error, at step 4: an engine died (pid 7)" in same.lines
-    assert restarts.decide([make_end()], 0, has_progressed=True).lines == []
+    assert attempt.decide(ends, limit, has_progressed).wait == wait

@@ -32,7 +32,7 @@ def test_it_continues_from_the_newest_whole_checkpoint(setting, save) -> None:
     config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
     assert config.args.resume_from == str(setting.run_dir / "checkpoints" / "step_20")
     assert resume.resumed_step(config) == 20
-    assert resume.find_flag_changes(config, setting.run_dir) == {}
+    assert resume.find_changes(config, setting.run_dir) == {}
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "foreign", "empty", "partial"])
@@ -101,12 +101,12 @@ def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pyte
     save(10)
     today = datetime.date(2030, 1, 1)
     resumed = resume.resolve_resumed(setting.make_words(), setting.run_dir)
-    assert resumed.args.template_date == "2029-12-31" and not resume.find_flag_changes(resumed, setting.run_dir)
+    assert resumed.args.template_date == "2029-12-31" and not resume.find_changes(resumed, setting.run_dir)
     assert "prompts     say that today is 2029-12-31" in "\n".join(describe(make_plan(resumed), resumed))
     assert "--template_date 2029-12-31" in RunFiles(setting.run_dir).command.read_text()
     assert setting.make_config().args.template_date == "2030-01-01", "another run"
     other = resume.resolve_resumed(setting.make_words(template_date="2000-01-01"), setting.run_dir)
-    assert resume.find_flag_changes(other, setting.run_dir) == {"template_date": ("2029-12-31", "2000-01-01")}
+    assert resume.find_changes(other, setting.run_dir) == {"--template_date": ("2029-12-31", "2000-01-01")}
 
 
 @pytest.mark.parametrize("name", ["ends", "resumes"])
@@ -136,7 +136,7 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert read_steps(folder / "eval.jsonl") == [0, 2, 4, 6, 8, 10]
     assert sorted(path.stem for path in samples.iterdir()) == ["eval_10", "step_10", "step_9"]
     assert news == [
-        "continuing after step 10; steps 11 to 13 are run again",
+        "continuing after step 10; 3 later steps will be run again",
         "  --actor_learning_rate was 1e-06, now 0.0001",
     ]
     entry = json.loads((folder / "resumes.jsonl").read_text())
@@ -147,10 +147,9 @@ def test_another_openrlhf_is_named_and_flags_that_only_one_version_has_are_not(s
     start(setting)
     save(10, is_sealed=True)
     files = RunFiles(setting.run_dir)
-    recorded, versions = json.loads(files.config.read_text()), json.loads(files.environment.read_text())
+    recorded = json.loads(files.config.read_text()) | {"openrlhf": "0.9.0"}
     recorded["flags"] = {name: value for name, value in recorded["flags"].items() if name not in ("seed", "top_p")}
     files.config.write_text(json.dumps(recorded | {"flags": recorded["flags"] | {"gone": 0.5}}))
-    files.environment.write_text(json.dumps(versions | {"packages": {"openrlhf": "0.9.0"}}))
     config = resume.resolve_resumed(setting.make_words(seed=5), setting.run_dir)
     now = metadata.version("openrlhf")
     news = resume.take_back(config, setting.run_dir)
@@ -164,7 +163,7 @@ def test_another_openrlhf_is_named_and_flags_that_only_one_version_has_are_not(s
     [
         *(({"lora_rank": 8}, "--lora_rank was 4, now 8"), ({"target_modules": ["q_proj"]}, "--target_modules was")),
         *(({"pretrain": "other"}, "--pretrain was"), ({"prompt_data": "other.jsonl"}, "--prompt_data was")),
-        ({"actor_num_gpus_per_node": 2}, "--actor_num_gpus_per_node 4"),
+        ({"actor_num_gpus_per_node": 2}, "--actor_num_gpus_per_node was 4, now 2"),
     ],
 )
 def test_what_the_saved_state_depends_on_is_refused_by_name(setting, save, changes, said: str) -> None:
@@ -204,17 +203,23 @@ def test_changes_of_judge_and_reward_are_named(setting, save, monkeypatch, tmp_p
     start(setting)
     save(10, is_sealed=True)
     log(setting.run_dir, "metrics.jsonl", range(1, 12))
-    assert resume.find_reward_changes(setting.run_dir) == {}
+    assert resume.find_changes(setting.make_config(), setting.run_dir) == {}
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "b")
     own.write_text("# edited\n")
     config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
     first, judge, code = resume.take_back(config, setting.run_dir)
-    assert first == "continuing after step 10; step 11 is run again" and judge == "  --judge_models was a b, now b"
+    assert (
+        first == "continuing after step 10; 1 later step will be run again"
+        and judge == "  --judge_models was a b, now b"
+    )
     assert str(own) in code and resume.describe(config) == ["continuing after step 10"], "once they are taken back"
     recorded = json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"]
     assert recorded["judge_models"] == ["a b", "b"]
     monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
-    assert resume.find_reward_changes(setting.run_dir)["REWARD_FILES"] == (str(own), "/b.py")
+    assert resume.find_changes(config, setting.run_dir)["--remote_rm_url"] == (str(own), "/b.py")
+    monkeypatch.setenv("GRPO_REWARD_FILES", str(own))
+    server = setting.make_config(remote_rm_url="http://127.0.0.1:1/reward")
+    assert resume.find_changes(server, setting.run_dir)["--remote_rm_url"][1] == "http://127.0.0.1:1/reward"
 
 
 def test_latest_is_the_newest_run_that_has_not_finished_whatever_its_name(tmp_path, monkeypatch) -> None:
@@ -262,7 +267,7 @@ def test_checkpoints_on_another_disk_and_a_moved_run_are_found_again(setting, sa
     moved = setting.run_dir.rename(setting.folder / "moved")
     config = resume.resolve_resumed(setting.make_words(), moved)  # without --ckpt_path
     assert config.args.resume_from == str(disk / "step_30") and config.args.metrics_dir == str(moved)
-    assert resume.find_flag_changes(config, moved) == {}
+    assert resume.find_changes(config, moved) == {}
     for other in (["--ckpt_path", "/other"], ["--ckpt_path=/other"]):
         with pytest.raises(UserError, match="--ckpt_path was"):
             resume.resolve_resumed([*setting.make_words(), *other], moved)

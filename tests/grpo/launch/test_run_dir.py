@@ -10,6 +10,7 @@ import pytest
 
 from grpo.flags.parser import Asked
 from grpo.launch import run_dir
+from grpo.launch.judge import RunJudge
 from grpo.launch.plan import make_plan
 from grpo.stack.checkout import CHECKOUT
 
@@ -24,7 +25,7 @@ SECRETS = {
 
 def write(setting, **changes: object):
     config = setting.make_config(**changes)
-    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), STATUS)
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), STATUS, RunJudge(None, False))
     return config
 
 
@@ -65,7 +66,7 @@ def test_the_command_is_a_program_that_starts_the_launcher(setting, tmp_path: Pa
     launcher.chmod(0o755)
     asked = Asked({"lora_rank": 4, "ckpt_path": str(setting.run_dir / "here"), "metrics_dir": "/disk"})
     config = setting.make_config()
-    run_dir.write(setting.run_dir, asked, config, make_plan(config), STATUS)
+    run_dir.write(setting.run_dir, asked, config, make_plan(config), STATUS, RunJudge(None, False))
     command = setting.run_dir / "command.sh"
     command.write_text(command.read_text().replace(str(CHECKOUT), str(tmp_path)))
     done = subprocess.run([command, "--steps", "3"], capture_output=True, text=True, check=True)
@@ -77,7 +78,7 @@ def test_the_judges_settings_are_recorded_without_a_password(setting, monkeypatc
     for name, value in (given | {"JUDGE_STAND_IN": "http://127.0.0.1:1"}).items():
         monkeypatch.setenv(f"GRPO_{name}", value)
     config = setting.make_config()
-    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), STATUS, "--no-judge", True)
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), STATUS, RunJudge(None, True, "--no-judge"))
     recorded = json.loads((setting.run_dir / "config.json").read_text())
     assert recorded["judge_off"] == "--no-judge" and recorded["judge"] == given and recorded["judge_is_stand_in"]
     written = [path.read_text() for path in setting.run_dir.rglob("*") if path.is_file()]

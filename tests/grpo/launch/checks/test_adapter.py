@@ -14,6 +14,7 @@ from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
 from grpo.flags.parser import Asked
 from grpo.launch import preflight, resume, run_dir
 from grpo.launch.checks import model as checks
+from grpo.launch.judge import RunJudge
 from grpo.launch.plan import describe, make_plan
 from grpo.model import model_files
 from grpo.stack.problem import UserError
@@ -112,7 +113,7 @@ def test_an_adapter_in_place_of_the_model_is_refused_with_the_two_settings(setti
 
 def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path, save) -> None:
     config, folder = setting.make_config(), setting.run_dir
-    run_dir.write(folder, Asked({}), config, make_plan(config), {})
+    run_dir.write(folder, Asked({}), config, make_plan(config), {}, RunJudge(None, False))
     recorded = json.loads((folder / "config.json").read_text())
     assert recorded["flags"]["adapter"] == str(adapter)
     assert recorded["adapter_sha256"] == run_dir.data_digest(adapter / WEIGHTS)
@@ -128,14 +129,14 @@ def test_a_run_keeps_a_copy_and_a_resume_reads_only_that(setting, adapter: Path,
         resumed = resume.resolve_resumed(words, folder)
         assert (resumed.args.adapter, resume.resumed_step(resumed)) == (str(adapter), step)
         assert list(checks.check_adapter(resumed, model_files.read(Path(resumed.args.pretrain)))) == []
-        run_dir.write(folder, Asked({}), resumed, make_plan(resumed), {})
+        run_dir.write(folder, Asked({}), resumed, make_plan(resumed), {}, RunJudge(None, False))
     with pytest.raises(UserError, match="--adapter was"):
         resume.resolve_resumed(setting.make_words(adapter="/another"), folder)
 
 
 def test_a_run_without_an_adapter_cannot_continue_with_one(setting, adapter: Path) -> None:
     config = setting.make_config(adapter=None)
-    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), {})
+    run_dir.write(setting.run_dir, Asked({}), config, make_plan(config), {}, RunJudge(None, False))
     assert not (setting.run_dir / "start").exists()
     with pytest.raises(UserError, match="--adapter was empty"):
         resume.resolve_resumed(setting.make_words(), setting.run_dir)

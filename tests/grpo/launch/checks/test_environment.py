@@ -10,7 +10,6 @@ import pytest
 from grpo.environments.settings import AGENT
 from grpo.launch.checks import environment
 from grpo.launch.judge import choose_judge
-from grpo.launch.plan import describe, make_plan
 from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 
 
@@ -72,14 +71,6 @@ def several_environments(environment_setting, tmp_path: Path, monkeypatch: pytes
 def write_rows(file: str, change) -> None:
     rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
     Path(file).write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
-
-
-def test_several_environments_pass_and_the_plan_counts_their_problems(several_environments) -> None:
-    assert several_environments.find_problems() == []
-    config = several_environments.make_config()
-    count = len(Path(config.args.prompt_data).read_text().splitlines())
-    quarter = count - round(0.75 * count)
-    assert f"problems    single {count - quarter}, guess {quarter} of {count}" in describe(make_plan(config), config)
 
 
 def test_lines_for_single_answers_or_for_no_environment_are_named(several_environments) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from grpo.launch.supervise import base_dir
+from grpo.launch.supervise import processes
 from tests.supervised import find_processes, is_alive, list_children, wait_until
 
 ROOT = Path(__file__).parents[4]
 LAUNCHER = """
 import sys
 from pathlib import Path
-from grpo.launch.supervise import guard
+from grpo.launch.supervise import processes
 from grpo.launch.supervise.supervisor import Job, supervise
 folder, *driver = sys.argv[1:]
 
@@ -31,7 +31,7 @@ def main():
     print(f"failed       {end.cause}", flush=True)
     return end.code
 
-sys.exit(guard.guard(main))
+sys.exit(processes.guard(main))
 """
 # A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that answers a
 # SIGTERM with new shared memory; and holds a shared-memory segment. Then it ends as it is told.
@@ -164,13 +164,20 @@ def test_a_signal_from_the_terminal(tmp_path: Path, start, bystander, signum: si
     assert (tmp_path / "late").exists(), "nothing was created in the grace period"
 
 
-@pytest.mark.parametrize("which", ["guard", "its process group", "launcher"])
+def test_what_ends_after_its_parent_is_no_zombie_until_the_end(tmp_path: Path, start, bystander) -> None:
+    """The detached process of the driver ended the one between them."""
+    run = start(tmp_path, "wait")
+    run.wait_for_driver()
+    launcher = psutil.Process(run.find_launcher())
+    wait_until(lambda: all(child.status() != psutil.STATUS_ZOMBIE for child in launcher.children()), "a zombie is left")
+
+
+@pytest.mark.parametrize("which", ["guard", "launcher"])
 def test_the_guard_or_the_launcher_is_killed(tmp_path: Path, start, bystander, which: str) -> None:
     run = start(tmp_path, "wait")
     driver = run.wait_for_driver()
     time.sleep(1.0)  # the launcher looks at new shared memory
-    kill, pid = (os.killpg if "group" in which else os.kill), run.shell.pid
-    kill(run.find_launcher() if which == "launcher" else pid, signal.SIGKILL)
+    os.kill(run.find_launcher() if which == "launcher" else run.shell.pid, signal.SIGKILL)
     assert_nothing_left(driver, is_late=which != "launcher")
     output = run.finish()
     assert "Traceback" not in output
@@ -183,14 +190,12 @@ def test_the_next_launch_deletes_what_is_left_if_everything_is_killed(tmp_path: 
     run = start(tmp_path, "wait")
     driver = run.wait_for_driver()
     base = Path(driver["temporary"]).parent
-    wait_until(lambda: {*(base / base_dir.LOCK).read_text().split()} >= {*driver["shm"]}, "it is not noted")
+    wait_until(lambda: {*(base / processes.LOCK).read_text().split()} >= {*driver["shm"]}, "it is not noted")
     for pid in (run.shell.pid, run.find_launcher(), *driver["pids"]):
         os.kill(pid, signal.SIGKILL)
     run.finish()
     assert all(Path("/dev/shm", name).exists() for name in driver["shm"])
-    made, held = base_dir.make()
-    os.close(held)
-    shutil.rmtree(made)
+    processes.RunFolder().delete()
     assert_nothing_left(driver)
 
 
