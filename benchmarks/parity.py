@@ -24,7 +24,7 @@ from grpo.model.architecture import NO_SHARD, Architecture
 from grpo.stack.problem import UserError
 
 if TYPE_CHECKING:
-    from grpo.metrics.scored_rollouts import Rollout
+    from grpo.metrics.parity import Rollout
     from grpo.model.vocabulary import Allocated
 
 LIMIT = 0.05  # nat; --parity_limit's default
@@ -145,7 +145,7 @@ def make_prompts(tokenizer: Any) -> list[list[int]]:
 @torch.no_grad()
 def score(model: Any, prompts: Sequence[list[int]], answers: Sequence[Answer], tokenizer: Any) -> "list[Rollout]":
     """Return what the parity gate compares: log-probs of the engine, and of the model with and without its adapter."""
-    from grpo.metrics.scored_rollouts import Rollout
+    from grpo.metrics.parity import Rollout
     from grpo.model.vocabulary import find_allocated
 
     allocated, device = find_allocated(tokenizer), next(model.parameters()).device
@@ -166,7 +166,7 @@ def score(model: Any, prompts: Sequence[list[int]], answers: Sequence[Answer], t
 
 def judge(what: str, found: "Sequence[Rollout]") -> Passed:
     """Return by how much log-probs differ. Raises UserError if rounding does not explain it, or proves nothing."""
-    from grpo.metrics.scored_rollouts import compare
+    from grpo.metrics.parity import compare
 
     comparison = compare(found)
     without = torch.cat([(one.sampled - one.base).abs() for one in found]).mean().item()
@@ -182,7 +182,7 @@ def judge(what: str, found: "Sequence[Rollout]") -> Passed:
 def compare_with_replay(what: str, engine: Engine, model: Any, tokenizer: Any) -> Passed:
     """Let an engine sample with the adapter of the actor's model; judge with routing replay, and say how it matters."""
     from grpo.lora import adapter
-    from grpo.metrics.scored_rollouts import compare
+    from grpo.metrics.parity import compare
     from grpo.model import routing
 
     prompts = make_prompts(tokenizer)

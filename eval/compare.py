@@ -22,7 +22,7 @@ from typing import Any
 
 from eval import own_reward
 from eval.output import CONFIG, GRADES, read_config, read_records
-from grpo.run import estimators, run_settings
+from grpo.run import estimators, run_state
 from grpo.run.eval_metric import EXACT_MATCH, NAMES, SCORE
 from grpo.run.records import grades_by_problem
 from grpo.run.run_files import RunFiles
@@ -128,7 +128,7 @@ def find_differences_of_runs(a: Path, b: Path) -> dict[str, list[str]]:
     folders = [path.absolute().parents[1] for path in (a, b)]
     if folders[0] == folders[1] or not all(RunFiles(folder).is_run() for folder in folders):
         return {}
-    return run_settings.differences([Run(folder) for folder in folders])
+    return run_state.differences([Run(folder) for folder in folders])
 
 
 def find_differences(a: Path, b: Path) -> list[str]:

@@ -143,18 +143,18 @@ def write_trainer(folder: Path, shapes: dict[str, tuple[int, ...]], ranks: int =
     """Write a trainer's state of zeros, as so many ranks save it; `shapes` are the adapter's."""
     import torch
 
-    from grpo.checkpoint import state_files
+    from grpo.checkpoint import trainer_state
 
     folder.mkdir(parents=True)
     state = {"ranks": ranks, "optimizer_step": optimizer_step, "counters": {}, "scheduler": {}, "client_states": {}}
-    state_files.write(folder / "state.safetensors", state)
+    trainer_state.write_file(folder / "state.safetensors", state)
     layout, offset = {}, 0
     for name, shape in shapes.items():
         layout[name] = (0, offset, shape)
         offset += -(-math.prod(shape) // ranks)
     flat = {kind: [torch.zeros(offset)] for kind in ("master", "exp_avg", "exp_avg_sq")}
     for rank in range(ranks):
-        state_files.write(folder / f"rank_{rank}.safetensors", {"layout": layout, "random": {}, **flat})
+        trainer_state.write_file(folder / f"rank_{rank}.safetensors", {"layout": layout, "random": {}, **flat})
     return folder
 
 

@@ -2,9 +2,13 @@
 
 `trainer/state.safetensors` holds counters, data position and learning-rate schedule. `trainer/rank_R.safetensors` holds
 rank R's ZeRO-3 ranges of the fp32 master weights and of Adam's moments, and its random states. Only trained parameters
-are stored: 12 bytes per adapter parameter, 573 MB for the 120b. As many ranks read them again.
+are stored: 12 bytes per adapter parameter, 573 MB for the 120b. As many ranks read them again, each its own file.
+
+Both are safetensors files, whose tensor "json" holds all other values as JSON text. Reading them runs nothing that a
+file holds.
 """
 
+import json
 import math
 import random
 from pathlib import Path
@@ -13,11 +17,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LambdaLR
 
-from grpo.checkpoint import state_files
 from grpo.lora import adapter, expert_form
 from grpo.model.model_files import CheckpointError
+from grpo.stack.json_files import open_file
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.trainer import TrainerEngine, ZeroOptimizer, ZeroParameter
 
@@ -27,6 +33,9 @@ _OTHER = "restore a copy of it, or move it away: --resume continues from the new
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _STATE_KEYS = {"ranks", "optimizer_step", "counters", "scheduler", "client_states"}
 _RANK_KEYS = {"layout", "random", *KINDS}
+# JSON has no tensors, no tuples, and only texts as keys.
+_TENSOR, _TUPLE, _PAIRS = "$tensor", "$tuple", "$pairs"
+_JSON = "json"
 
 
 def random_state() -> dict[str, Any]:
@@ -78,7 +87,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
         "exp_avg_sq": [state["exp_avg_sq"] for state in moments],
         "random": random_state() | {"device": get_accelerator().get_rng_state()},
     }
-    state_files.write(directory / f"rank_{dist.get_rank()}.safetensors", mine)
+    write_file(_rank_file(directory, dist.get_rank()), mine)
     if dist.get_rank() == 0:
         state = {
             "ranks": dist.get_world_size(),
@@ -87,7 +96,7 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
             "scheduler": {name: getattr(engine.lr_scheduler, name) for name in ("last_epoch", "_step_count")},
             "client_states": client_states,
         }
-        state_files.write(directory / STATE, state)
+        write_file(directory / STATE, state)
 
 
 def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
@@ -102,15 +111,13 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     # read all of them again, and nothing else writes here in the minutes between.
     from deepspeed.accelerator import get_accelerator
 
-    state, files = read(directory)
-    if len(files) != dist.get_world_size():
-        raise UserError(
-            f"{directory} was saved by {len(files)} ranks, and this run has {dist.get_world_size()}", _OTHER
-        )
-    mine = files[dist.get_rank()]
+    state = _read(directory / STATE, _STATE_KEYS)
+    if state["ranks"] != dist.get_world_size():
+        what = f"{directory} was saved by {state['ranks']} ranks, and this run has {dist.get_world_size()}"
+        raise UserError(what, "give the run as many GPUs as before, or start a new one from the adapter with --adapter")
+    mine = _read(_rank_file(directory, dist.get_rank()), _RANK_KEYS)
     wanted = {name: expert_form.to_file_shape(name, p.ds_shape) for name, p in _parameters(engine)}
-    differs = difference(shapes(files[0]), wanted)
-    if differs:
+    if differs := difference(shapes(mine), wanted):
         raise UserError(
             f"{directory} belongs to an adapter other than this run's ({differs})",
             "use the same model, --lora_rank, --expert_rank, and --target_modules",
@@ -148,15 +155,27 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """
     state = _read(directory / STATE, _STATE_KEYS)
     try:
-        files = [_read(directory / f"rank_{rank}.safetensors", _RANK_KEYS) for rank in range(state["ranks"])]
-        whole = [shapes(file) == shapes(files[0]) and _is_filled(file, n, len(files)) for n, file in enumerate(files)]
-    except (TypeError, AttributeError, IndexError) as error:
+        files = [_read(_rank_file(directory, rank), _RANK_KEYS) for rank in range(state["ranks"])]
+        broken = [rank for rank, file in enumerate(files) if not _is_whole(file, rank, files[0], len(files))]
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{directory} is not a trainer state ({error})", _OTHER) from error
-    if not files:
-        raise CheckpointError(f"{directory} is not a trainer state (of {state['ranks']} ranks)", _OTHER)
-    if not all(whole):
-        raise CheckpointError(f"{directory / f'rank_{whole.index(False)}.safetensors'} is incomplete", _OTHER)
+    if broken or not files:
+        raise CheckpointError(f"{_rank_file(directory, broken[0] if broken else 0)} is incomplete", _OTHER)
     return state, files
+
+
+def _is_whole(file: dict[str, Any], rank: int, first: dict[str, Any], ranks: int) -> bool:
+    """Say whether a rank's file is of the same adapter as the first one, and each range lies inside its tensors."""
+    for group, begin, shape in file["layout"].values():
+        share = -(-math.prod(shape) // ranks)
+        end = begin + max(0, min(share, math.prod(shape) - rank * share))
+        if min(group, begin) < 0 or any(end > len(file[kind][group]) for kind in KINDS):
+            return False
+    return shapes(file) == shapes(first)
+
+
+def _rank_file(directory: Path, rank: int) -> Path:
+    return directory / f"rank_{rank}.safetensors"
 
 
 def shapes(file: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -170,16 +189,6 @@ def difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, .
     return next(
         (f"{name} is {saved.get(name, 'missing')} and not {wanted.get(name, 'missing')}" for name in names), None
     )
-
-
-def _is_filled(file: dict[str, Any], rank: int, ranks: int) -> bool:
-    """Say whether every range of a rank's file lies inside its tensors."""
-    for group, offset, shape in file["layout"].values():
-        size = -(-math.prod(shape) // ranks)
-        end = offset + max(0, min(size, math.prod(shape) - rank * size))
-        if min(group, offset) < 0 or any(end > len(file[kind][group]) for kind in KINDS):
-            return False
-    return True
 
 
 def _moments(adam: torch.optim.Optimizer, flat: torch.Tensor) -> dict[str, Any]:
@@ -201,18 +210,74 @@ def _set_schedule(scheduler: LambdaLR, optimizer: ZeroOptimizer, saved: dict[str
         group["lr"] = rate  # the scheduler sets it only after the next optimizer step
 
 
-def _read(file: Path, keys: set[str]) -> dict[str, Any]:
-    try:
-        content = state_files.read(file)
-    except (OSError, state_files.StateFileError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error})", _OTHER) from error
-    if not isinstance(content, dict) or not keys <= content.keys():
-        raise CheckpointError(f"{file} is not a trainer state", _OTHER)
-    return content
-
-
 def _gather_persistent(optimizer: ZeroOptimizer) -> None:
     # DeepSpeed keeps small parameters whole on every rank; gather them again from the ranges just set.
     if optimizer.persistent_parameters:
         optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
         optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+
+def write_file(file: Path, value: Any) -> None:
+    """Write dicts, lists, tuples, texts, numbers and tensors. Contiguous tensors on the CPU are not copied.
+
+    Raises:
+        OSError, SafetensorError: if the file cannot be written.
+        TypeError: for a value of another type.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(_encode(value, tensors)).encode()
+    save_file(tensors | {_JSON: torch.frombuffer(bytearray(text), dtype=torch.uint8)}, file)
+
+
+def read_file(file: Path) -> Any:
+    """Return what :func:`write_file` got. Tensors stay on disk until they are used.
+
+    Raises:
+        CheckpointError: if the file is missing, truncated or of another kind.
+    """
+    try:
+        open_file(file).close()  # the reader below waits for a named pipe
+        tensors = load_file(file)
+        return _decode(json.loads(tensors.pop(_JSON).numpy().tobytes()), tensors)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        why = error if isinstance(error, OSError) else "it is truncated or not a checkpoint"
+        raise CheckpointError(f"{file} cannot be read ({why})", _OTHER) from error
+
+
+def _read(file: Path, keys: set[str]) -> dict[str, Any]:
+    content = read_file(file)
+    if not isinstance(content, dict) or not keys <= content.keys():
+        raise CheckpointError(f"{file} is not a trainer state", _OTHER)
+    return content
+
+
+def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a value as JSON has it, and put its tensors into `tensors`."""
+    if isinstance(value, torch.Tensor):
+        name = str(len(tensors))
+        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        one = value.detach().contiguous()
+        # A file holds no two views of the same memory.
+        tensors[name] = one.clone() if one.untyped_storage().data_ptr() in storages else one
+        return {_TENSOR: name}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _encode(item, tensors) for key, item in value.items()}
+        return {_PAIRS: [[_encode(key, tensors), _encode(item, tensors)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encode(item, tensors) for item in value]}
+    return [_encode(item, tensors) for item in value] if isinstance(value, list) else value
+
+
+def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TENSOR in value:
+        return tensors[value[_TENSOR]]
+    if _TUPLE in value:
+        return tuple(_decode(item, tensors) for item in value[_TUPLE])
+    if _PAIRS in value:
+        return {_decode(key, tensors): _decode(item, tensors) for key, item in value[_PAIRS]}
+    return {key: _decode(item, tensors) for key, item in value.items()}

@@ -24,10 +24,8 @@ from grpo.launch.signals import Signalled
 from grpo.launch.supervise import driver_error
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.supervisor import STOPPED, End, Job, supervise
-from grpo.metrics.parity import PolicyMismatch
-from grpo.run.lost_writes import LOSSY
-from grpo.run.progress import Progress, describe_continuation, find_adapter
-from grpo.run.run_files import RunFiles, read_attempts, saved_steps
+from grpo.run.progress import PolicyMismatch, Progress, describe_continuation, find_adapter
+from grpo.run.run_files import LOSSY, RunFiles, read_attempts, saved_steps
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
 from reward import judge_actor, stand_in

@@ -58,11 +58,9 @@ class ActorMetrics:
 
     def __init__(self, args: Arguments, engine: TrainerEngine) -> None:
         self._args, self._engine = args, engine
-        self._errors = 0
-        self._norms: list[float] = []
-        self._rate, self._rates = 0.0, list[float]()
-        self._micro_batches: list[MicroBatch] = []
-        self._seen_steps = self._engine.global_steps
+        self._micro_batches, self._errors = list[MicroBatch](), 0
+        self._norms, self._rates, self._rate = list[float](), list[float](), 0.0
+        self._seen_steps = engine.global_steps
         self._engine_memory: int | None = None
 
     def note_engines(self, memory: int | None) -> None:
@@ -81,7 +79,7 @@ class ActorMetrics:
     @torch.no_grad()
     def _note(
         self,
-        experience: Batch,
+        batch: Batch,
         log_probs: torch.Tensor,
         old: torch.Tensor,
         output: ModelOutput,
@@ -91,13 +89,13 @@ class ActorMetrics:
         """Record a micro-batch between its forward and its backward pass.
 
         Args:
-            experience: ``action_mask`` and ``advantages`` ``[B, A]``, and the ``index`` of its rows.
+            batch: ``action_mask`` and ``advantages`` ``[B, A]``, and the ``index`` of its rows.
             log_probs, old: of the trained policy and of the one that sampled, ``[B, A]``.
             output: the model's output, with ``scores`` (see :class:`grpo.train.log_probs.TokenScores`), ``[B, S]``.
             loss: scalar.
             of_loss: ``[B, A]`` by name, see :class:`grpo.train.loss.PolicyLoss`.
         """
-        mask = experience.action_mask.bool()
+        mask = batch.action_mask.bool()
         sampled: torch.Tensor | None = old
         if self._args.old_log_probs == "engine":
             sampled = None if self._norms else log_probs
@@ -110,16 +108,16 @@ class ActorMetrics:
 
         self._micro_batches.append(
             MicroBatch(
-                samples=experience.index,
+                samples=batch.index,
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
                 log_ratios=copy_masked(log_probs - old),
                 sampled=None if sampled is None else copy_masked(sampled),
-                advantages=copy_masked(experience.advantages),
+                advantages=copy_masked(batch.advantages),
                 entropy=copy_scored(output.scores.entropy),
                 unallocated=copy_scored(output.scores.unallocated),
                 of_loss={name: copy_masked(values) for name, values in (of_loss or {}).items()},
-                routing=(0, 0) if experience.replay is None else experience.replay.counts(),
+                routing=(0, 0) if batch.replay is None else batch.replay.counts(),
             )
         )
 
@@ -145,20 +143,19 @@ class ActorMetrics:
         - ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only the first rank
           has, from the first sync on.
         """
-        engines = {} if self._engine_memory is None else {"engine_memory": float(self._engine_memory)}
-        norms, self._norms = self._norms, []
-        rates, self._rates = self._rates, []
-        micro_batches, self._micro_batches = self._micro_batches, []
-        errors, self._errors = self._errors, 0
-        return {
-            "micro_batches": micro_batches,
-            "grad_norms": norms,
-            "metric_errors": float(errors),
+        notes: dict[str, Any] = {
+            "micro_batches": self._micro_batches,
+            "grad_norms": self._norms,
+            "metric_errors": float(self._errors),
             "optimizer_step": float(self._seen_steps),
             "device_memory": float(_peak_device_memory()),
-            **({"actor_lr": sum(rates) / len(rates)} if rates else {}),
-            **engines,
         }
+        if self._rates:
+            notes["actor_lr"] = sum(self._rates) / len(self._rates)
+        if self._engine_memory is not None:
+            notes["engine_memory"] = float(self._engine_memory)
+        self._micro_batches, self._norms, self._rates, self._errors = [], [], [], 0
+        return notes
 
 
 def _peak_device_memory() -> int:

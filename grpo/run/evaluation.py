@@ -80,10 +80,12 @@ class Evaluation:
         is_score = eval_metric.choose_eval_metric(self._args) == SCORE
         # The samples of a prompt lie next to each other, the greedy one last.
         samples = [sample for place, sample in enumerate(drawn) if place % (number + extra) < number]
-        records = describe(samples, self._tokenizer, problems, stage.get_seed, is_score)
+        records, likeliest = (
+            describe(part, self._tokenizer, problems, stage.get_seed, is_score)
+            for part in (samples, drawn[number :: number + 1] if extra else [])
+        )
         result = summarize_by_source(records, sorted({1, number}))
         if extra:
-            likeliest = describe(drawn[number :: number + 1], self._tokenizer, problems, stage.get_seed, is_score)
             self._log.write_samples(f"greedy_{step}", likeliest)
             result["greedy"] = summarize(likeliest)
         if has_environment(self._args):
@@ -123,7 +125,7 @@ def describe(
     """Return the record of each sample (:mod:`grpo.run.records`), with its prompt and all logs of the reward function.
 
     Args:
-        samples: ``Experience`` of one sample each. Correctness is ``info["correct"]`` if the reward function reports
+        samples: rollouts. Correctness is ``info["correct"]`` if the reward function reports
             it, otherwise the score.
         problems: ``id`` and ``datasource`` by prompt.
         seed_of: returns the seed of a prompt's first sample.

@@ -12,9 +12,9 @@ from typing import Any
 
 import ray
 
-from grpo.metrics.parity import FEWEST, Comparison, PolicyMismatch
-from grpo.metrics.scored_rollouts import Rollout, compare
+from grpo.metrics.parity import FEWEST, Comparison, Rollout, compare
 from grpo.rollout.rows import Batch, Sample, drop_branches, list_inputs
+from grpo.run.progress import PolicyMismatch
 from grpo.run.run_log import RunLog
 from grpo.stack.upstream.arguments import Arguments
 from grpo.stack.upstream.engine import EngineActor

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from grpo.run.eval_metric import get_name, get_value, is_whole, keep_last_eval_metric
-from grpo.run.lost_writes import LostWrites
-from grpo.run.run_files import RunFiles, has_step, saved_steps, step_name
+from grpo.run.run_files import LostWrites, RunFiles, has_step, saved_steps, step_name
 from grpo.stack.counted import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
+from grpo.stack.problem import UserError
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 
@@ -29,6 +29,11 @@ STEP_COLUMNS = (
     ("grad_norm", "grad", ".3g"),
     ("ppo_kl", "ppo_kl", ".2g"),
 )
+
+
+class PolicyMismatch(UserError):
+    """Engines and trainer are not the same policy, so the run must not train on its rollouts."""
+
 
 LARGEST = sys.float_info.max  # JSON has larger whole numbers, which no calculation takes
 ONLY_ABOVE_ZERO = {"reward_missing"}

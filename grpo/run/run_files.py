@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.eval_metric import get_value, keep_last_eval_metric
+from grpo.stack.counted import format_count
 from grpo.stack.json_files import Types, has_types, open_file, read_json, read_rows, replace_rows
 from grpo.stack.problem import UserError
 
@@ -23,6 +24,8 @@ LOCK_TRIES = 5
 _SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": list}
 _PARTS = ("flags", "judge", "plan", "reward", "data_sha256", "reward_sha256", "asked")  # of config.json
 _ATTEMPT: Types = {"time": (int, float), "code": int}  # a line of ends.jsonl or resumes.jsonl
+SPACE = 8192  # bytes for the lost writes: a path may have 4,096
+LOSSY = 1  # the exit code of a run that has made all its steps; it is incomplete in what it wrote
 
 
 class RunFiles:
@@ -37,7 +40,7 @@ class RunFiles:
         config, environment, patches, command: written by the launcher before the run.
         resumes, ends: a line for each resume, and for each end that the launcher saw.
         phase: what the trainer is doing now.
-        lost_writes: what it could not write, see :mod:`grpo.run.lost_writes`.
+        lost_writes: what it could not write, see :class:`LostWrites`.
         wandb, trackio: the run's pages, see :mod:`grpo.run.trackers`.
         save_request: exists while the launcher waits for a checkpoint.
         start: a copy of the adapter that the run started from, if it started from one.
@@ -79,16 +82,15 @@ class RunFiles:
         Raises:
             UserError: if it is invalid.
         """
-        remedy = "restore it from a copy"
         try:
             config = read_json(self.config)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.config} cannot be read ({error})", remedy) from None
+            raise UserError(f"{self.config} cannot be read ({error})", "restore it from a copy") from None
         is_sound = isinstance(config, dict) and has_types(config, dict.fromkeys(_PARTS, dict))
         if not (is_sound and has_types(config.get("flags") or {}, {"run_dir": str})):
-            raise UserError(f"{self.config} was not written by the launcher", remedy)
+            raise UserError(f"{self.config} was not written by the launcher", "restore it from a copy")
         return config
 
     def find_folder(self, flag: str, config: Mapping[str, Any]) -> Path:
@@ -166,12 +168,7 @@ class RunFiles:
         _append(self.ends, {"time": time.time(), "code": code, **more})
 
     def note_resume(self, step: int, changed: Mapping[str, Any]) -> None:
-        """Append a resume to resumes.jsonl.
-
-        Args:
-            step: the step after which the run continues.
-            changed: the old and the new value of each changed setting.
-        """
+        """Append a resume after a step to resumes.jsonl, with the old and the new value of each changed setting."""
         _append(self.resumes, {"time": time.time(), "step": step, "changed": changed})
 
     def rewind(self, step: int) -> None:
@@ -185,17 +182,58 @@ class RunFiles:
                     file.unlink()
 
 
+class LostWrites:
+    """What a run could not write, as its file had it at the last call: the trainer counts, the launcher tells the user.
+
+    Attributes:
+        count: all writes that were lost and not made again.
+        first: the step in which the first of them was lost.
+        last: the path of the last one, and why it was not written.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.count, self.first, self.last = 0, 0, ""
+        self.refresh()
+
+    def begin(self, step: int) -> None:
+        """Reserve space, and forget what a run that continues after `step` writes again. Raises OSError if full."""
+        if not self.count or self.first > step:
+            self.count = 0
+            self._file.write_text(" " * SPACE, encoding="utf-8")  # a full disk has none later
+
+    def add(self, step: int, last: str) -> None:
+        """Count a write that was lost in `step`. Raises OSError if even this cannot be written."""
+        self.count, self.first, self.last = self.count + 1, self.first if self.count else step, last
+        text = json.dumps({"count": self.count, "first": self.first, "last": last[: SPACE // 2]})
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)  # in place: a new file would need space
+        try:
+            os.write(descriptor, text.encode().ljust(SPACE))
+        finally:
+            os.close(descriptor)
+
+    def refresh(self) -> bool:
+        """Read the file; return whether more was lost since the last call."""
+        before = self.count
+        try:
+            row = read_json(self._file)
+            self.count, self.first, self.last = int(row["count"]), int(row["first"]), str(row["last"])
+        except (OSError, ValueError, TypeError, KeyError):  # nothing was lost, the trainer is writing, or not ours
+            return False
+        return self.count > before
+
+    def describe(self) -> str:
+        """Return what was lost, for the user."""
+        return f"{format_count(self.count, 'write')} failed since step {self.first} (last: {self.last})"
+
+
 def step_name(step: int | str) -> str:
     """Return the name of a step's checkpoint; of "*", a pattern for all of them."""
     return f"step_{step}"
 
 
 def parse_step(checkpoint: Path) -> int:
-    """Return the step of a checkpoint by its name.
-
-    Raises:
-        ValueError: if it is not the name of one.
-    """
+    """Return the step of a checkpoint by its name. Raises ValueError for another name."""
     return int(checkpoint.name.removeprefix(step_name("")))
 
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from grpo.environments.settings import environments_by_prompt
 from grpo.run import trackers
 from grpo.run.eval_metric import EXACT_MATCH
-from grpo.run.lost_writes import LostWrites
 from grpo.run.records import index_by_prompt
-from grpo.run.run_files import RunFiles, read_steps
+from grpo.run.run_files import LostWrites, RunFiles, read_steps
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
 from grpo.stack.json_files import replace, replace_rows
@@ -87,13 +86,13 @@ class RunLog:
     def note_phase(self, phase: str, step: int) -> None:
         """Note the phase that begins now, for the launcher's detection of hangs."""
         note = json.dumps({"phase": phase, "step": step, "time": time.time()})
-        self._attempt(self._files.phase, lambda file: replace(file, note + "\n"))
+        self._attempt(self._files.phase, lambda: replace(self._files.phase, note + "\n"))
 
     def write_rollouts(self, step: int, samples: Sequence["Sample"], tokenizer: Tokenizer) -> None:
         """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.
 
         Args:
-            samples: ``Experience`` of one rollout each.
+            samples: its rollouts.
         """
         from grpo.run import sample_records  # imports PyTorch and Ray
 
@@ -115,23 +114,23 @@ class RunLog:
         """
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()
-        row: dict[str, Any] = {name: value for name, value in status.items() if isinstance(value, int | float)}
-        row |= self._resources()
-        if is_timed and "sampled_tokens" in row:
-            row["tokens_per_second"] = row["sampled_tokens"] / seconds["total"]
-        rolling = rolling_correlation([*self._window, row])
+        numbers = {name: value for name, value in status.items() if isinstance(value, int | float)}
+        numbers["host_memory"] = float(machine.memory_total() - machine.memory_available())
+        numbers["disk_free"] = float(min(machine.disk_free(folder) for folder in self._folders))
+        if is_timed and "sampled_tokens" in numbers:
+            numbers["tokens_per_second"] = numbers["sampled_tokens"] / seconds["total"]
+        rolling = rolling_correlation([*self._window, numbers])
         if rolling is not None:
-            row["reward_correct_correlation_rolling"] = rolling
-        dropped = [name for name, value in row.items() if not math.isfinite(value)]
+            numbers["reward_correct_correlation_rolling"] = rolling
+        dropped = [name for name, value in numbers.items() if not math.isfinite(value)]
         if dropped:
             logger.warning("step %d: not finite and left out: %s", step, ", ".join(dropped))
-        row = {name: value for name, value in row.items() if name not in dropped}
-        row = {
+        row: dict[str, Any] = {
             "step": step,
             "time": time.time(),
             **({"seconds": seconds} if is_timed else {}),
             "lost_writes": self._lost.count,
-            **row,
+            **{name: value for name, value in numbers.items() if name not in dropped},
             "dropped_values": len(dropped),
             "grad_norms": status.get("grad_norms", []),
         }
@@ -139,11 +138,6 @@ class RunLog:
         self._step = step
         self._window.append(row)
         self.trackers.log("train", step, {name: value for name, value in row.items() if name not in ("step", "time")})
-
-    def _resources(self) -> dict[str, float]:
-        used = machine.memory_total() - machine.memory_available()
-        free = min(machine.disk_free(folder) for folder in self._folders)
-        return {"host_memory": float(used), "disk_free": float(free)}
 
     def has_step(self, step: int) -> bool:
         """Say whether metrics.jsonl has a line for this step."""
@@ -154,14 +148,11 @@ class RunLog:
         return any(row["step"] == step for row in read_steps(self._files.evals))
 
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
-        """Append the line of one evaluation to eval.jsonl, and its exact match to the step's line.
-
-        Its seconds are not part of any training step.
-        """
+        """Append the line of one evaluation to eval.jsonl, and its exact match to the step's line."""
         self._append(self._files.evals, {"step": step, "time": time.time(), **result})
         self.add_exact_match(step)
         self.trackers.log("eval", step, result)
-        self._step_started = time.monotonic()
+        self._step_started = time.monotonic()  # its seconds are not part of any training step
 
     def add_exact_match(self, step: int) -> None:
         """Add the exact match of a step's evaluation to the step's line, the last one, if there was an evaluation."""
@@ -169,7 +160,7 @@ class RunLog:
         found = [row[EXACT_MATCH] for row in evaluations if row.get("step") == step and EXACT_MATCH in row]
         if found and rows and rows[-1].get("step") == step and rows[-1].get(EXACT_MATCH) != found[-1]:
             rows[-1][EXACT_MATCH] = found[-1]
-            self._attempt(self._files.metrics, lambda file: replace_rows(file, rows))
+            self._attempt(self._files.metrics, lambda: replace_rows(self._files.metrics, rows))
 
     def write_parity(self, row: dict[str, Any]) -> None:
         """Append the line of one comparison of engines and trainer to parity.jsonl."""
@@ -177,26 +168,26 @@ class RunLog:
 
     def write_samples(self, name: str, samples: Sequence[dict[str, Any]]) -> None:
         """Write one file of rollouts, ``samples/<name>.jsonl``, one JSON object per rollout."""
-        rows = [_finite(sample) for sample in samples]
-        self._attempt(self._files.samples / f"{name}.jsonl", lambda file: replace_rows(file, rows))
+        file, rows = self._files.samples / f"{name}.jsonl", [_finite(sample) for sample in samples]
+        self._attempt(file, lambda: replace_rows(file, rows))
 
     def _append(self, file: Path, record: dict[str, Any]) -> None:
         # Ends a line that a full disk has cut, so that it does not corrupt the next one.
         begin = "" if _ends_a_line(file) else "\n"
         text = begin + json.dumps(_finite(record), allow_nan=False) + "\n"
 
-        def append(file: Path) -> None:
+        def append() -> None:
             with file.open("a", encoding="utf-8") as opened:
                 opened.write(text)
 
         self._attempt(file, append)
 
-    def _attempt(self, path: Path, write: Callable[[Path], None]) -> None:
+    def _attempt(self, file: Path, write: Callable[[], None]) -> None:
         # A full disk must not end a run of days. The loss is counted and told, and the next line is tried again.
         try:
-            write(path)
+            write()
         except OSError as error:
-            self._lose(str(path), error)
+            self._lose(str(file), error)
 
     def _lose(self, what: str, error: Exception) -> None:
         logger.error("%s was not written: %s", what, error, exc_info=not isinstance(error, OSError))

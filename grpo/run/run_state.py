@@ -1,19 +1,19 @@
-"""What a run's directory says about the run: its lines, whether it is running, its progress, pace and time left.
+"""What a run's directory says about the run: its lines, whether it is running, its pace, its settings.
 
 This is the only reader of run directories. It reads runs in progress, ended in any way, resumed, moved, copied or of
 another version. Imports nothing heavy.
 """
 
+import json
 import signal
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo.run.eval_metric import get_value
-from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, is_number, sort_by_step
-from grpo.run.run_files import RunFiles, read_attempts
+from grpo.run.run_files import LOSSY, RunFiles, read_attempts
 from grpo.stack.json_files import read_json
 from grpo.stack.problem import UserError
 
@@ -22,6 +22,11 @@ RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed
 _STOPPED_CODES = {3} | {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
 # Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20
+# These differ between any two runs and affect nothing.
+PLACES = {"run_dir", "metrics_dir", "ckpt_path", "save_path", "engine_model", "resume_from", "wandb_run_name"}
+# Of config.json: what `settings` names itself, and what follows from the rest.
+_LEFT_OUT = {"flags", "given", "changes", "asked", "plan", "judge", "openrlhf"}
+ABSENT = "-"
 
 
 def has_finished(end: Mapping[str, Any]) -> bool:
@@ -85,11 +90,9 @@ class Run:
         return lines
 
     def _last_end(self) -> dict[str, Any]:
-        ends = read_attempts(self.files.ends)
-        is_of_last_attempt = ends and (
-            not self.resumes or (ends[-1].get("time") or 0) >= (self.resumes[-1].get("time") or 0)
-        )
-        return ends[-1] if is_of_last_attempt else {}
+        """Return the end of the last attempt; {} if it was not recorded."""
+        begun = (self.resumes[-1].get("time") or 0) if self.resumes else 0
+        return next((end for end in read_attempts(self.files.ends)[-1:] if (end.get("time") or 0) >= begun), {})
 
     def _end(self) -> str:
         if self.code is not None:
@@ -100,15 +103,13 @@ class Run:
     def read(self, file: Path) -> dict[str, Any]:
         """Return the object in a file of the directory; {} if it is missing or broken."""
         try:
-            value = read_json(file)
+            return _as_object(read_json(file))
         except (OSError, ValueError):
             return {}
-        return value if isinstance(value, dict) else {}
 
     def part(self, name: str) -> dict[str, Any]:
         """Return an object of config.json; {} if it is missing. "flags" are OpenRLHF's."""
-        part = self.config.get(name)
-        return part if isinstance(part, dict) else {}
+        return _as_object(self.config.get(name))
 
     @property
     def step(self) -> int:
@@ -145,7 +146,7 @@ class Run:
     def seconds_a_step(self) -> float | None:
         """Return the median seconds per step, without evaluations, over the RECENT steps."""
         rows = self.metrics[-RECENT:]
-        times = [seconds for row in rows if (seconds := _total(row)) is not None]
+        times = [total for row in rows if is_number(total := _as_object(row.get("seconds")).get("total"))]
         return statistics.median(times) if times else None
 
     def seconds_left(self) -> float | None:
@@ -165,7 +166,53 @@ class Run:
         return sum(step >= self.step and step not in done for step in due)
 
 
-def _total(row: Mapping[str, Any]) -> float | None:
-    seconds = row.get("seconds")
-    total = seconds.get("total") if isinstance(seconds, Mapping) else None
-    return total if is_number(total) else None
+def _as_object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def settings(run: Run) -> dict[str, str]:
+    """Return everything known to affect a run: flags, judge, data, versions, hardware, patches."""
+    environment, patches = run.read(run.files.environment), run.read(run.files.patches)
+    packages = environment.pop("packages", None)
+    parts: dict[str, Any] = {
+        **{key: value for key, value in run.config.items() if key not in _LEFT_OUT},
+        **run.part("flags"),
+        **({} if run.config.get("judge_off") else run.part("judge")),
+        **environment,
+        **{f"package {key}": value for key, value in _as_object(packages).items()},
+        **({"patches": patches["digest"]} if "digest" in patches else {}),
+    }
+    return {key: text for name, value in parts.items() if name not in PLACES for key, text in _flat(name, value)}
+
+
+def list_edits(run: Run) -> list[list[str]]:
+    """Return what differs from the shipped recipe: flag, value, what it would be, and where it was set."""
+    changed = run.part("changes").items()
+    return [[name, *map(_text, parts)] for name, parts in changed if isinstance(parts, list) and len(parts) == 3]
+
+
+def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the settings in which runs differ, with each run's value."""
+    of_runs = [settings(run) for run in runs]
+    rows = {name: [other.get(name, ABSENT) for other in of_runs] for one in of_runs for name in one}
+    return {name: row for name, row in rows.items() if len(set(row)) > 1}
+
+
+def changes(run: Run) -> list[tuple[str, str, str, str]]:
+    """Return what was changed at resumptions: step, name, old, new."""
+    return [
+        (_text(row.get("step")), name, _text(pair[0]), _text(pair[1]))
+        for row in run.resumes
+        for name, pair in _as_object(row.get("changed")).items()
+        if isinstance(pair, list) and len(pair) == 2
+    ]
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}", inner)]
+    return [(name, _text(value))]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -34,7 +34,7 @@ def describe_samples(
     A number that :func:`grpo.train.rewards.complete` filled in for the step's mean is None.
 
     Args:
-        samples: ``Experience`` of one rollout each.
+        samples: the step's rollouts.
         limit: the number besides the extremes; None for all.
         problems: id and data source by prompt; a prompt without them lacks both.
     """
@@ -108,5 +108,5 @@ def extremes(logs: Sequence[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def numbers(sample: Sample) -> dict[str, float]:
-    """Return the logs of an ``Experience`` of a single rollout."""
+    """Return the logs of a rollout."""
     return {name: float(value[0]) for name, value in sample.info.items()}

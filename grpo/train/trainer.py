@@ -173,10 +173,7 @@ class Trainer:
     def _update(self, batches: list[Batch]) -> dict[str, Any]:
         """Let the ranks train on the micro-batches; return what they report, merged."""
         ray.get(self.actors.async_run_method_batch("append", batch=batches))
-        status: dict[str, Any] = {}
-        for result in ray.get(self.actors.async_run_method("update")):
-            step_metrics.merge(status, result)
-        return status
+        return step_metrics.merge(ray.get(self.actors.async_run_method("update")))
 
     def _add_metrics(
         self, status: dict[str, Any], batches: list[Batch], advantages_GN: Advantages, rollouts_R: list[Sample]

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from grpo.diagnosis.diagnose import Finding, alarms, describe_no_alarm, diagnose
 from grpo.metrics.metric_schema import TIERS, flat
-from grpo.run import run_settings
+from grpo.run import run_state
 from grpo.run.run_state import Run
 from grpo.stack import command, json_files, secrets
 from grpo.stack.problem import UserError
@@ -54,10 +54,10 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Sequence[Finding]]) -> s
         divs={int(at): Markup(div) for at, div in divs.items()},
         columns=[name for name in columns if name not in ("step", "time")],
         evaluations=evaluations,
-        differences=run_settings.differences(runs) if len(runs) > 1 else {},
-        edits={run.name: run_settings.list_edits(run) for run in runs},
-        changes={run.name: run_settings.changes(run) for run in runs},
-        settings={run.name: run_settings.settings(run) for run in runs},
+        differences=run_state.differences(runs) if len(runs) > 1 else {},
+        edits={run.name: run_state.list_edits(run) for run in runs},
+        changes={run.name: run_state.changes(run) for run in runs},
+        settings={run.name: run_state.settings(run) for run in runs},
         made=time.strftime("%Y-%m-%d %H:%M"),
     )  # fmt: skip
     for name, value in secrets.secrets().items():

@@ -179,7 +179,7 @@ def test_gpus_are_listed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines_and_actors_are_judged() -> None:
-    from grpo.metrics.scored_rollouts import Rollout
+    from grpo.metrics.parity import Rollout
 
     def make(difference: float, without: float) -> list[Rollout]:
         torch.manual_seed(0)

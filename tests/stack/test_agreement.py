@@ -14,7 +14,7 @@ import ray
 import torch
 from transformers import AutoTokenizer
 
-from grpo.metrics.scored_rollouts import compare
+from grpo.metrics.parity import compare
 
 from . import ray_on_cpu
 from .rounding import Rounding, compute_log_probs, load_reference_model, simulate

@@ -17,7 +17,7 @@ from grpo.hooks import train_ppo_ray as hooks
 from grpo.hooks.flag_aliases import Arguments
 from grpo.lora import adapter
 from grpo.lora.sync import check_sync
-from grpo.metrics.scored_rollouts import Rollout
+from grpo.metrics.parity import Rollout
 from grpo.stack import cluster
 
 from .rounding import make_batches

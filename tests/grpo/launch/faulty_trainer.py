@@ -19,7 +19,7 @@ from pathlib import Path
 
 from grpo.checkpoint.on_request import SaveRequest
 from grpo.launch.supervise import driver_error
-from grpo.metrics.parity import PolicyMismatch
+from grpo.run.progress import PolicyMismatch
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
 from tests.grpo.launch import clock

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grpo.checkpoint import adapter_files, digests, state_files
+from grpo.checkpoint import adapter_files, digests, trainer_state
 from grpo.checkpoint.trainer_state import KINDS
 from grpo.launch import __main__ as launch
 from grpo.launch import config, resume, run_dir
@@ -41,13 +41,17 @@ def test_a_damaged_checkpoint_is_kept_beside_the_one_before_it_which_the_run_con
     save(10, 20)
     newest = setting.run_dir / "checkpoints" / "step_20"
     file = newest / "trainer" / ("state.safetensors" if damage == "foreign" else "rank_1.safetensors")
-    partial = {"layout": state_files.read(file).get("layout"), "random": {}, **{key: [torch.zeros(3)] for key in KINDS}}
+    partial = {
+        "layout": trainer_state.read_file(file).get("layout"),
+        "random": {},
+        **{key: [torch.zeros(3)] for key in KINDS},
+    }
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-100])
     elif damage == "missing":
         file.unlink()
     else:
-        state_files.write(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
+        trainer_state.write_file(file, {"foreign": {"ranks": 1}, "empty": "", "partial": partial}[damage])
     log(setting.run_dir, "metrics.jsonl", range(1, 25))
     config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
     assert resume.resumed_step(config) == 10 and f"{newest} is damaged" in "\n".join(resume.describe(config))
@@ -82,9 +86,9 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
     start(setting)
     save(10, 20)
     file = setting.run_dir / "checkpoints" / "step_20" / "trainer" / "state.safetensors"
-    state = state_files.read(file)
+    state = trainer_state.read_file(file)
     state["client_states"]["next_batch"] = {"step": 21}
-    state_files.write(file, state)
+    trainer_state.write_file(file, state)
     with pytest.raises(UserError, match="set --old_log_probs engine"):
         resume.resolve_resumed(setting.make_words(), setting.run_dir)
     for words in (["--old_log_probs", "engine"], ["--enable_vllm_is_correction"]):

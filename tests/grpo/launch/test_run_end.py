@@ -15,8 +15,7 @@ from grpo.launch import attempt
 from grpo.launch.attempt import REFUSED
 from grpo.launch.supervise.supervisor import End, Job
 from grpo.run import own_runs, run_state
-from grpo.run.lost_writes import LOSSY
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import LOSSY, RunFiles
 from grpo.run.run_log import RunLog
 
 from .stopped_run import start

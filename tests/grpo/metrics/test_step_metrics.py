@@ -13,7 +13,7 @@ from torch import nn
 
 from grpo.metrics import step_metrics, token_recorder
 from grpo.metrics.metric_schema import BY_NAME
-from grpo.metrics.update_metrics import policy_metrics
+from grpo.metrics.step_metrics import policy_metrics
 from grpo.model.routing import Replay
 from grpo.model.vocabulary import Allocated
 from grpo.rollout.rows import Batch, join
@@ -55,7 +55,7 @@ def draw_samples(seed: int) -> list[dict]:
     return samples
 
 
-def make_experience(index: int, sample: dict) -> Batch:
+def make_batch(index: int, sample: dict) -> Batch:
     """One sample as the trainer has it after the advantages are known."""
     prompt, size = sample["prompt"], len(sample["log_probs"])
 
@@ -72,10 +72,10 @@ def make_experience(index: int, sample: dict) -> Batch:
     return made
 
 
-def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples: list[dict], size: int) -> dict:
+def train_rank(engine: SimpleNamespace, args, batches: list[Batch], samples: list[dict], size: int) -> dict:
     """The records of one rank, whose share is trained in micro-batches of `size`."""
     metrics = token_recorder.ActorMetrics(args, engine)
-    rows = [row for experience in experiences for row in micro_batches.split_by_rollout(experience)]
+    rows = [row for batch in batches for row in micro_batches.split_by_rollout(batch)]
     for start in range(0, len(rows), size):
         batch = micro_batches.join_rollouts(rows[start : start + size])
         length = batch.sequences.shape[1]
@@ -105,12 +105,12 @@ def train_rank(engine: SimpleNamespace, args, experiences: list[Batch], samples:
 
 def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: bool) -> tuple[dict, list]:
     """Return the status and the samples of a step that is cut and spread at random."""
-    single = [make_experience(index, sample) for index, sample in enumerate(samples)]
+    single = [make_batch(index, sample) for index, sample in enumerate(samples)]
     order = list(range(COUNT))
     random.Random(seed).shuffle(order)
     cuts = [order[start : start + 3] for start in range(0, COUNT, 3)]
-    experiences = [join([single[index] for index in cut], 0) for cut in cuts]
-    status: dict = {"ppo_kl": 99.0, "correct": 99.0}
+    batches = [join([single[index] for index in cut], 0) for cut in cuts]
+    results = []
     for rank in range(ranks):
         engine = SimpleNamespace(
             global_steps=0,
@@ -119,10 +119,11 @@ def run_step(samples: list[dict], seed: int, size: int, ranks: int, on_policy: b
             named_parameters=lambda: [],
             optimizer=SimpleNamespace(param_groups=[{"lr": 0.0}]),
         )
-        share = [copy(experience) for experience in experiences[rank::ranks]]
-        step_metrics.merge(status, train_rank(engine, make_arguments(on_policy), share, samples, size))
+        share = [copy(batch) for batch in batches[rank::ranks]]
+        results.append(train_rank(engine, make_arguments(on_policy), share, samples, size))
+    status = step_metrics.merge(results)
     tokenizer = SimpleNamespace(decode=str, encode=lambda *_, **__: [0], added_tokens_decoder={})
-    step_metrics.add_step_metrics(status, experiences, single, tokenizer)
+    step_metrics.add_step_metrics(status, batches, single, tokenizer)
     return status, single
 
 
@@ -175,7 +176,7 @@ def test_step_metrics_match_float64_for_any_batching_and_ranks(seed, size, ranks
 
 def test_micro_batch_spike_is_shown_with_its_samples():
     samples = draw_samples(0)
-    single = [make_experience(index, sample) for index, sample in enumerate(samples)]
+    single = [make_batch(index, sample) for index, sample in enumerate(samples)]
     for one in single:
         one.rollout_log_probs = None
     notes = [
@@ -190,14 +191,14 @@ def test_micro_batch_spike_is_shown_with_its_samples():
 
 def test_a_step_without_training_has_the_metrics_of_its_samples():
     """The first steps under --freezing_actor_steps train nothing."""
-    single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(1))]
+    single = [make_batch(index, sample) for index, sample in enumerate(draw_samples(1))]
     status: dict = {}
     step_metrics.add_step_metrics(status, single, single, None)
     assert "advantage_mean" in status and "entropy" not in status
 
 
 def test_of_several_passes_a_sample_keeps_its_largest_loss():
-    single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(0))]
+    single = [make_batch(index, sample) for index, sample in enumerate(draw_samples(0))]
     for one in single:
         one.rollout_log_probs = None
     notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 5) for loss in (1.0, -20.0, 2.0)]
@@ -206,14 +207,16 @@ def test_of_several_passes_a_sample_keeps_its_largest_loss():
 
 
 def test_ranks_are_merged():
-    status: dict = {}
-    for memory, errors in ((5.0, 0.0), (9.0, 1.0), (7.0, 1.0)):
-        step_metrics.merge(status, {"device_memory": memory, "metric_errors": errors, "micro_batches": [memory]})
+    of_ranks = [
+        {"device_memory": memory, "metric_errors": errors, "micro_batches": [memory]}
+        for memory, errors in ((5.0, 0.0), (9.0, 1.0), (7.0, 1.0))
+    ]
+    status = step_metrics.merge(of_ranks)
     assert (status["device_memory"], status["metric_errors"], status["micro_batches"]) == (9, 2, [5, 9, 7])
 
 
 def test_failing_metric_is_counted_and_others_stay(caplog):
-    single = [make_experience(index, sample) for index, sample in enumerate(draw_samples(2))]
+    single = [make_batch(index, sample) for index, sample in enumerate(draw_samples(2))]
     for one in single:
         one.info["response_length"] = "not a number"
     status: dict = {"grad_norms": [1.0]}
@@ -249,11 +252,11 @@ def test_clip_ratio_of_gspo_counts_samples():
 
 def finish_step(samples: list[dict], **info: list[float]) -> dict[str, float]:
     """The status of a step with these samples, which nothing has trained."""
-    experiences = [make_experience(index, sample) for index, sample in enumerate(samples)]
-    for index, experience in enumerate(experiences):
-        experience.info |= {name: torch.tensor([values[index]]) for name, values in info.items()}
+    batches = [make_batch(index, sample) for index, sample in enumerate(samples)]
+    for index, batch in enumerate(batches):
+        batch.info |= {name: torch.tensor([values[index]]) for name, values in info.items()}
     status = {"reward": 0.0, "return": 0.0, "metric_errors": 0.0}
-    step_metrics.add_step_metrics(status, experiences, experiences, None)
+    step_metrics.add_step_metrics(status, batches, batches, None)
     return status
 
 
@@ -285,6 +288,6 @@ def test_filled_in_rewards_are_excluded_from_the_spread():
     real = [float(index % 2) for index in range(GROUP)] + [0.5] * (COUNT - GROUP)
     missing = [0.0] * GROUP + [1.0] * (COUNT - GROUP)
     for index, sample in enumerate(samples):
-        sample["correct"] = real[index]  # the reward, see `make_experience`
+        sample["correct"] = real[index]  # the reward, see `make_batch`
     computed = finish_step(samples, reward=real, reward_missing=missing)
     assert computed["reward_std"] == pytest.approx(0.5)

@@ -7,10 +7,10 @@ import pytest
 import ray
 import torch
 
-from grpo.metrics.parity import PolicyMismatch
 from grpo.rollout.rows import Batch
 from grpo.run import parity_gate
 from grpo.run.parity_gate import ParityGate
+from grpo.run.progress import PolicyMismatch
 from grpo.train.trainer import Trainer
 
 ROWS, LENGTH, ENGINES = 16, 21, ("aa", "bb")

@@ -9,8 +9,7 @@ import pytest
 
 from grpo.checkpoint.trainer_state import collect_controller_state
 from grpo.run import run_log, sample_records
-from grpo.run.lost_writes import SPACE, LostWrites
-from grpo.run.run_files import RunFiles
+from grpo.run.run_files import SPACE, LostWrites, RunFiles
 from grpo.run.trackers import Trackers
 from grpo.stack import json_files
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo.checkpoint import state_files
+from grpo.checkpoint import trainer_state
 from grpo.train.prefetch import Prefetch
 from grpo.train.rollout_filters import Drawn, Step
 from reward import judge_actor
@@ -37,8 +37,8 @@ any_settings = settings(deadline=None, max_examples=25, suppress_health_check=[H
 def save_and_read(state: dict) -> dict:
     """What a checkpoint gives back, which holds tensors and plain values only."""
     with tempfile.TemporaryDirectory() as folder:
-        state_files.write(Path(folder, "state.safetensors"), state)
-        return state_files.read(Path(folder, "state.safetensors"))
+        trainer_state.write_file(Path(folder, "state.safetensors"), state)
+        return trainer_state.read_file(Path(folder, "state.safetensors"))
 
 
 @any_settings

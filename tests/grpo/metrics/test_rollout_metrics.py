@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.metrics.sample_metrics import correlation, experience_metrics
+from grpo.metrics.rollout_metrics import correlation, rollout_metrics
 from grpo.run.run_log import rolling_correlation
 
 GROUP = 4
@@ -40,9 +40,9 @@ def draw_samples(seed: int, count: int = 16) -> list[dict]:
     return samples
 
 
-def make_experiences(samples: list[dict], order: list[int], size: int) -> list[SimpleNamespace]:
+def make_batches(samples: list[dict], order: list[int], size: int) -> list[SimpleNamespace]:
     """OpenRLHF's batches of so many samples in that order: padded on the right."""
-    experiences = []
+    batches = []
     for rows in (order[start : start + size] for start in range(0, len(order), size)):
         batch = [samples[row] for row in rows]
         length = max(len(sample["prompt"]) + len(sample["response"]) for sample in batch)
@@ -51,7 +51,7 @@ def make_experiences(samples: list[dict], order: list[int], size: int) -> list[S
             begin, tokens = len(sample["prompt"]), sample["prompt"] + sample["response"]
             sequences[number, : len(tokens)] = torch.tensor(tokens)
             mask[number, begin - 1 : len(tokens) - 1] = 1
-        experiences.append(
+        batches.append(
             SimpleNamespace(
                 sequences=sequences,
                 action_mask=mask,
@@ -65,7 +65,7 @@ def make_experiences(samples: list[dict], order: list[int], size: int) -> list[S
                 },
             )
         )
-    return experiences
+    return batches
 
 
 @given(st.integers(0, 10_000), st.integers(1, 16), st.randoms(use_true_random=False))
@@ -73,7 +73,7 @@ def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, rand
     samples = draw_samples(seed)
     order = list(range(len(samples)))
     random.shuffle(order)
-    metrics = experience_metrics(make_experiences(samples, order, size))
+    metrics = rollout_metrics(make_batches(samples, order, size))
 
     names = samples[0].keys() - {"prompt", "response"}
     column = {name: np.array([sample[name] for sample in samples]) for name in names}
@@ -110,15 +110,15 @@ def test_sample_metrics_match_float64_in_any_order_and_batching(seed, size, rand
 
 def test_undefined_metrics_are_left_out():
     samples = [sample | {"correct": 0.0, "judge_calls": 0.0, "reward": 0.25} for sample in draw_samples(2)]
-    metrics = experience_metrics(make_experiences(samples, list(range(16)), 4))
+    metrics = rollout_metrics(make_batches(samples, list(range(16)), 4))
     assert not [name for name in metrics if name.startswith(("judge_quality", "high_reward", "reward_correct"))]
 
 
 def test_another_reward_function_needs_no_judge():
-    experiences = make_experiences(draw_samples(3), list(range(16)), 4)
-    for experience in experiences:
-        experience.info = {}
-    assert "reward_correct_correlation" not in experience_metrics(experiences)
+    batches = make_batches(draw_samples(3), list(range(16)), 4)
+    for batch in batches:
+        batch.info = {}
+    assert "reward_correct_correlation" not in rollout_metrics(batches)
 
 
 def test_correlation_without_spread_is_left_out():
@@ -131,7 +131,7 @@ def test_rolling_correlation_covers_all_samples_of_the_steps(seed, steps):
     parts = [draw_samples(seed + step) for step in range(steps)]
     rows = []
     for part in parts:
-        metrics = experience_metrics(make_experiences(part, list(range(16)), 16))
+        metrics = rollout_metrics(make_batches(part, list(range(16)), 16))
         means = {name: np.mean([sample[name] for sample in part]) for name in ("reward", "correct")}
         rows.append(metrics | means)
     reward, right = (np.array([s[name] for part in parts for s in part]) for name in ("reward", "correct"))
@@ -148,22 +148,22 @@ def test_thinking_and_answer_are_separated_by_tokens():
         samples, ([1, 2, *header, 3], [1, *header, 2, *header, 3, 4, 5], [1, 2], header), strict=True
     ):
         sample["response"] = response
-    metrics = experience_metrics(make_experiences(samples, [2, 0, 3, 1], 3), tokenizer)
+    metrics = rollout_metrics(make_batches(samples, [2, 0, 3, 1], 3), tokenizer)
     assert metrics["thinking_length"] == np.mean([5, 8, 2, 3])
     assert metrics["answer_length"] == np.mean([1, 3, 0])
-    logged = make_experiences(samples, [0, 1, 2, 3], 2)
-    for experience in logged:
-        experience.info["thinking_length"] = torch.ones(2)
-    assert not experience_metrics(logged, tokenizer).keys() & {"thinking_length", "answer_length"}
+    logged = make_batches(samples, [0, 1, 2, 3], 2)
+    for batch in logged:
+        batch.info["thinking_length"] = torch.ones(2)
+    assert not rollout_metrics(logged, tokenizer).keys() & {"thinking_length", "answer_length"}
 
 
 def test_untrained_samples_are_excluded_from_sample_means():
     """Without a reward, they lost their mask. If they counted, a failing judge would look like short responses."""
     samples = draw_samples(seed=3)
-    batches = make_experiences(samples, order=list(range(len(samples))), size=4)
-    expected = experience_metrics(batches[1:])
+    batches = make_batches(samples, order=list(range(len(samples))), size=4)
+    expected = rollout_metrics(batches[1:])
     for name in ("action_mask", "advantages"):
         getattr(batches[0], name).zero_()
-    metrics = experience_metrics(batches)
+    metrics = rollout_metrics(batches)
     for name in ("advantage_mean", "repetition", "response_length_p50", "sampled_tokens"):
         assert metrics[name] == pytest.approx(expected[name], abs=1e-6), name

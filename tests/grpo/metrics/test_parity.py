@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo.metrics.parity import Cell
-from grpo.metrics.scored_rollouts import STRETCH, Rollout, compare
+from grpo.metrics.parity import STRETCH, Cell, Rollout, compare
 from grpo.run.progress import parity_lines
 
 LENGTH, ROLLOUTS = 60, 32
