@@ -18,12 +18,14 @@ of the update the merged model retains. Base and adapter served side by side ret
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import ModelCardData
 
 from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
@@ -31,11 +33,19 @@ from grpo.lora import expert_form
 from grpo.model import mxfp4
 from grpo.model.architecture import EXPERTS_TARGET
 from grpo.model.model_files import Model
-from grpo.stack import command
-from grpo.stack.hub import model_folder
+from grpo.run.eval_metric import get_name, get_value
+from grpo.run.run_files import STEP_DIRECTORY, RunFiles, parse_step
+from grpo.run.run_state import Run
+from grpo.stack import command, hub
 from grpo.stack.problem import UserError
-from scripts import model_card
 from scripts.checkpoint_writer import Parameters, refusal, whole_model, write_aside, write_checkpoint
+
+_IN_CARD = (
+    *("lora_rank", "lora_alpha", "target_modules", "actor_learning_rate", "rollout_batch_size", "n_samples_per_prompt"),
+    *("train_batch_size", "temperature", "generate_max_len", "advantage_estimator", "policy_loss_type", "init_kl_coef"),
+    "seed",
+)
+_PACKAGES = ("openrlhf", "peft", "transformers", "torch", "vllm", "deepspeed")
 
 
 @dataclass
@@ -148,12 +158,50 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     """
     model, adapter = read_both(base, adapter_folder)
     tensors = adapter_files.load(adapter)
-    name = model_card.base_id(model.folder, adapter) or model.folder.name
+    name = base_id(model.folder, adapter) or model.folder.name
     with write_aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:
         adapter_files.save(folder, tensors, adapter.base)
         config = json.dumps(adapter.config | {"base_model_name_or_path": name}, indent=2)
         (folder / adapter_files.CONFIG).write_text(f"{config}\n", encoding="utf-8")
     return adapter
+
+
+def base_id(model: Path, adapter: Adapter) -> str | None:
+    """Return the hub id of the base model; None if neither its folder nor the adapter tells."""
+    named = str(adapter.config.get("base_model_name_or_path"))
+    return hub.find_id(str(model)) or (named if re.fullmatch(r"[\w.-]+/[\w.-]+", named) and hub.is_id(named) else None)
+
+
+def find_run(adapter: Path) -> tuple[Run, int]:
+    """Return the run that has trained an adapter, and the step after which it was saved.
+
+    Raises:
+        UserError: if the adapter is not in a run's folder.
+    """
+    folder = adapter.absolute()
+    found = next((parent for parent in folder.parents if RunFiles(parent).is_run()), None)
+    if found is None:
+        remedy = "name RUN/final or RUN/checkpoints/step_N/adapter, or leave out --card"
+        raise UserError(f"{adapter} is not in a run's folder, which has what the card says", remedy)
+    run = Run(found)
+    return run, parse_step(folder.parent) if STEP_DIRECTORY.fullmatch(folder.parent.name) else run.step
+
+
+def write_card(model: Path, adapter: Adapter, is_merged: bool, license_id: str) -> str:
+    """Return README.md for the hub. It is public, so it holds no path of the user's."""
+    run, step = find_run(adapter.folder)
+    base = base_id(model, adapter)
+    data = ModelCardData(
+        base_model=base, license=license_id, library_name="transformers" if is_merged else "peft",
+        pipeline_tag="text-generation", tags=["grpo", "lora"],
+    )  # fmt: skip
+    lines = ["---", data.to_yaml(), "---", f"# {base or 'gpt-oss'} after {step} steps of GRPO", ""]
+    lines += ["The adapter is merged into the model." if is_merged else "A LoRA adapter in PEFT's format.", ""]
+    for row in (row for row in run.graded if row["step"] in (0, step)):
+        lines.append(f"- held-out {get_name(row)} after step {row['step']}: {get_value(row):.3f} (n={row.get('n')})")
+    flags, packages = run.part("flags"), run.read(run.files.environment).get("packages") or {}
+    lines += [f"- {name}: {flags[name]}" for name in _IN_CARD if name in flags]
+    return "\n".join([*lines, *(f"- {name} {packages[name]}" for name in _PACKAGES if name in packages)]) + "\n"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--license", default="apache-2.0", metavar="ID", help="in the card (default: that of gpt-oss)")
     arguments = parser.parse_args(argv)
     try:
-        return _export(arguments, Path(model_folder(arguments.model)))
+        return _export(arguments, Path(hub.model_folder(arguments.model)))
     except (UserError, OSError) as error:
         print(f"export_model: {error}", file=sys.stderr)
         return 2
@@ -179,11 +227,11 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     if arguments.unmerged and arguments.experts:
         raise UserError("--experts applies only to a merged model", "remove it, or --unmerged")
     if arguments.card:
-        model_card.find_run(given)  # refused before the model is read
+        find_run(given)  # refused before the model is read
     merge = None if arguments.unmerged else export_model(base, given, out, arguments.experts)
     adapter = merge.adapter if merge else export_adapter(base, given, out)
     if arguments.card:
-        card = model_card.write_text(base, adapter, merge is not None, arguments.license)
+        card = write_card(base, adapter, merge is not None, arguments.license)
         (out / "README.md").write_text(card, encoding="utf-8")
     if not digests.is_sealed(given):
         print(digests.describe_unverified(given))

@@ -6,7 +6,7 @@ from grpo.launch.config import Config
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
 from grpo.launch.plan import describe as describe_plan
-from grpo.stack import machine, numa
+from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.machine import Gpu
 
@@ -45,7 +45,7 @@ def describe_placement(config: Config) -> list[str]:
 
 def _names(gpus: list[Gpu]) -> str:
     numbers = ", ".join(str(gpu.index) for gpu in gpus)
-    nodes = sorted({node for gpu in gpus if (node := numa.find_node(gpu)) is not None})
+    nodes = sorted({node for gpu in gpus if (node := machine.find_node(gpu)) is not None})
     where = f" (NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))})" if nodes else ""
     return f"GPU{'s' * (len(gpus) > 1)} {numbers}{where}"
 

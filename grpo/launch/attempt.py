@@ -24,7 +24,7 @@ from grpo.metrics.parity import PolicyMismatch
 from grpo.run.lost_writes import LOSSY
 from grpo.run.progress import Progress, describe_continuation, find_adapter
 from grpo.run.run_files import RunFiles, read_attempts, saved_steps
-from grpo.stack.patch_digest import DIGEST_VARIABLE
+from grpo.stack.checkout import DIGEST_VARIABLE
 from grpo.stack.problem import Problem
 from reward import judge_actor, stand_in
 from reward.settings import STAND_IN_VARIABLE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from scripts.tiny_model.checkpoint import write_json
+from scripts.checkpoint_writer import write_json
 
 # The order of the ids follows gpt-oss, including the reserved ids between them.
 SPECIAL_TOKENS = (

@@ -1,6 +1,6 @@
 """A tiny model that uses the tool of the environment `python`, unreliably, for sums and differences.
 
-As in :mod:`scripts.tiny_model.demonstrations`, it is taught conversations with habits, of which only one is right.
+As in :mod:`scripts.tiny_model.warm_start`, it is taught conversations with habits, of which only one is right.
 """
 
 import hashlib
