@@ -10,11 +10,9 @@ from typing import Any
 
 from grpo.stack.upstream.arguments import Arguments
 
-SECRET_WORDS = {"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"} | {
-    "PASSWORD",
-    "PASSWD",
-    "CREDENTIAL",
-    "CREDENTIALS",
+SECRET_WORDS = {
+    *("KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"),
+    *("PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS"),
 }
 
 
