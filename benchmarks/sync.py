@@ -79,7 +79,7 @@ def _start_engines(model: Path, count: int, workers: int) -> Iterator[list[Any]]
         given = vllm_engine.engine_arguments() | {"load_format": "dummy", "skip_tokenizer_init": True}
         stub = mock.patch.multiple(vllm_engine, WORKER=_WORKER, engine_arguments=lambda: given)
         total = count * workers
-        with start_ray(Path(name, "ray"), total + 4, total, 300_000_000, shows_logs=True), stub:
+        with start_ray(Path(name, "ray"), total + 4, total), stub:
             args: Any = SimpleNamespace(
                 lora_rank=_RANK, lora_alpha=2 * _RANK, routing_replay=False, parity_limit=0, actor_shard=NO_SHARD
             )
@@ -92,9 +92,7 @@ def _start_engines(model: Path, count: int, workers: int) -> Iterator[list[Any]]
 
 
 @contextmanager
-def start_ray(
-    folder: Path, cpus: int, gpus: int = 0, store: int | None = None, *, shows_logs: bool = False
-) -> Iterator[None]:
+def start_ray(folder: Path, cpus: int, gpus: int = 0) -> Iterator[None]:
     """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes still use.
 
     Ray kills vLLM's processes. They then leave sockets, and queues of up to 160 MiB and semaphores under /dev/shm. The
@@ -103,8 +101,6 @@ def start_ray(
     Args:
         folder: for the files of Ray and the sockets of vLLM. The caller deletes it.
         cpus: and ``gpus``: how many Ray schedules; they need not exist.
-        store: bytes of the object store; None takes Ray's default.
-        shows_logs: whether the output of Ray's workers is printed.
     """
     import ray  # only now: it reads its variables when it is imported
 
@@ -113,8 +109,8 @@ def start_ray(
     variables = {"VLLM_RPC_BASE_PATH": str(folder)} | ({processes.RUN_ID_VARIABLE: mark} if mark else {})
     try:
         ray.init(
-            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, object_store_memory=store,
-            log_to_driver=shows_logs, runtime_env={"env_vars": variables}, _temp_dir=str(folder),
+            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, object_store_memory=300_000_000,
+            runtime_env={"env_vars": variables}, _temp_dir=str(folder),
         )  # fmt: skip
         yield
     finally:
