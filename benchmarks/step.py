@@ -28,7 +28,7 @@ from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.train import passes
 from grpo.train.loss import PolicyLoss
 from patches.install import Installed
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.checkpoint_writer import dequantize_checkpoint
 
 _TOLERANCE = 0.02  # of two implementations of a sum in bf16
 Step = Callable[[], dict[str, float]]  # returns loss and entropy

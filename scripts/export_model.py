@@ -2,13 +2,15 @@
 
     python -m scripts.export_model --model BASE --adapter DIR --out DIR [--experts mxfp4|bf16] [--card]
     python -m scripts.export_model --model BASE --adapter DIR --out DIR --unmerged [--card]
+    python -m scripts.export_model --model BASE --out DIR --experts bf16
 
 With `--unmerged`, the adapter alone is written, in PEFT's format. `--card` adds a README.md for the hub: base model,
 settings, versions, and held-out scores, from the records of the adapter's run.
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantized. Host memory: the adapter, and one file of the checkpoint that is written.
+they are dequantized. Without an adapter, `bf16` copies the base for engines that have no kernel for MXFP4, such as vLLM
+on a CPU. Host memory: the adapter, and one file of the checkpoint that is written.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
 of the update the merged model retains. Base and adapter served side by side retain all of it. MXFP4 keeps 2 bits or
@@ -38,7 +40,14 @@ from grpo.run.run_files import STEP_DIRECTORY, RunFiles, parse_step
 from grpo.run.run_state import Run
 from grpo.stack import command, hub
 from grpo.stack.problem import UserError
-from scripts.checkpoint_writer import Parameters, refusal, whole_model, write_aside, write_checkpoint
+from scripts.checkpoint_writer import (
+    Parameters,
+    dequantize_checkpoint,
+    refusal,
+    whole_model,
+    write_aside,
+    write_checkpoint,
+)
 
 _IN_CARD = (
     *("lora_rank", "lora_alpha", "target_modules", "actor_learning_rate", "rollout_batch_size", "n_samples_per_prompt"),
@@ -208,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 2, with the reasons on stderr, if it refuses."""
     parser = command.parser("scripts.export_model", __doc__)
     parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
-    parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="an adapter, such as RUN/final")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="an adapter, such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--experts", choices=["mxfp4", "bf16"], help="format of the experts (default: as in the base)")
     parser.add_argument("--unmerged", action="store_true", help="write the adapter alone")
@@ -226,6 +235,12 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     given, out = arguments.adapter, arguments.out
     if arguments.unmerged and arguments.experts:
         raise UserError("--experts applies only to a merged model", "remove it, or --unmerged")
+    if given is None:
+        if arguments.unmerged or arguments.card or arguments.experts != "bf16":
+            raise UserError("--adapter is missing", "name one, or give --experts bf16 alone to copy the base")
+        dequantize_checkpoint(base, out)
+        print(f"{out}: a copy of {arguments.model} in bf16")
+        return 0
     if arguments.card:
         find_run(given)  # refused before the model is read
     merge = None if arguments.unmerged else export_model(base, given, out, arguments.experts)

@@ -25,7 +25,6 @@ MANIFEST = "build.json"
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = (
     "scripts/make_tiny_model.py",
-    "scripts/dequantize_checkpoint.py",
     "scripts/checkpoint_writer.py",
     "scripts/tiny_model",
     "grpo/model/architecture.py",
@@ -93,7 +92,7 @@ def write_model(directory: Path) -> None:
 def write_dequantized(directory: Path, source: Path) -> None:
     """Write the bf16 copy of `source`."""
     print("tiny model: writing a bf16 copy for engines without MXFP4 (a few seconds)", flush=True)
-    from scripts.dequantize_checkpoint import dequantize_checkpoint
+    from scripts.checkpoint_writer import dequantize_checkpoint
 
     dequantize_checkpoint(source, directory)
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 
 from scripts import make_tiny_model
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.checkpoint_writer import dequantize_checkpoint
 from scripts.tiny_model import checkpoint, weights
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -92,7 +92,7 @@ def _check_engine(config: Config, model: Model, actor: Model | None) -> Iterator
     if is_cpu_stack() and model.is_mxfp4:
         yield Problem(
             "--engine_model: vLLM on CPU cannot load an MXFP4 checkpoint",
-            "python -m scripts.dequantize_checkpoint --help, then set --engine_model to the copy",
+            "python -m scripts.export_model --model MODEL --experts bf16 --out COPY, then set --engine_model to COPY",
         )
     is_shared = config.args.actor_shard == OF_ENGINE and not is_cpu_stack()  # there it is a stand-in's
     if is_shared and config.args.engine_model != config.args.pretrain:
