@@ -18,7 +18,7 @@ from grpo.model.footprint import DECODED_SEQUENCES, Cache
 from grpo.model.released import RELEASED
 from grpo.rollout.sample_params import count_greedy
 from grpo.stack.checkout import GPU_REPORT
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.train import optimizer_steps
 
 Numbers = Mapping[str, Mapping[str, Any]]  # of gpu_check's checks that passed, by name

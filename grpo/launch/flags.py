@@ -11,7 +11,7 @@ from grpo.flags.ours import SHORTEST
 from grpo.model.architecture import EXPERTS_TARGET, NO_SHARD, OF_ENGINE, PACKED, TARGETS, ZERO3
 from grpo.rollout import chat_template
 from grpo.rollout.thinking import Budget
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.train import lengths
 from grpo.train.objectives import LOSSES, is_read

@@ -19,7 +19,7 @@ from grpo.metrics.update_metrics import (
     policy_metrics,
 )
 from grpo.rollout.rows import Batch, Sample, get_branches, group_rows
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 

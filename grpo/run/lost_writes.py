@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.json_files import read_json
 
 SPACE = 8192  # bytes: a path may have 4,096

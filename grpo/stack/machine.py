@@ -12,7 +12,7 @@ import psutil
 import pynvml
 
 from grpo.stack.checkout import is_cpu_stack
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import UserError
 
 SHM, SYSFS = Path("/dev/shm"), Path("/sys")

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 SECRET_WORDS = {
     *("KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"),

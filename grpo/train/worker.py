@@ -35,7 +35,7 @@ from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
 from grpo.stack import cluster, machine, rendezvous
 from grpo.stack.hub import downloaded_folder
-from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream import EngineActor
 from grpo.train import micro_batches, optimizer_steps, passes, reference
 from grpo.train.loss import PolicyLoss, Ranks
 from grpo.train.optimizer_steps import LearningRate

@@ -14,7 +14,7 @@ from grpo.model.released import RELEASED
 from grpo.run.run_files import RunFiles, step_name
 from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem
 
 
