@@ -1,18 +1,17 @@
 """CPU seconds and memory of `./train_grpo.sh --tiny` beside TRL's GRPOTrainer on the same work.
 
-    python -m benchmarks.beside_trl [--rounds 2] [--steps 3] [--only ours|trl] [--json FILE] [-- OUR FLAGS]
+    python -m benchmarks.beside_trl [--rounds 2] [--steps 3] [--json FILE] [-- OUR FLAGS]
 
 Both train a LoRA adapter of the tiny gpt-oss on the same problems from the same seeds, with as many rollouts, tokens
 and optimizer steps, with the grade of the answer as reward, without a judge, evaluations and checkpoints. TRL samples
 and trains in one process, in float32 and without gradient checkpointing, which costs it least on a CPU. It has an
 environment of its own, `.cache/beside-trl`, which the first call makes (7 GB). Rounds take turns, each with a new seed.
 
-Seconds are user and system time of all processes, from /proc ten times a second; what a process uses after its last
-reading is lost. Memory is the largest sum of PSS, read once a second.
+Seconds are user and system time of all processes, read ten times a second; what a process uses after its last reading
+is lost. Memory is the largest sum of PSS, read once a second.
 """
 
 import argparse
-import contextlib
 import ctypes
 import json
 import os
@@ -21,37 +20,33 @@ import sys
 import tempfile
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 TINY, ENVIRONMENT = CHECKOUT / ".cache" / "tiny-model", CHECKOUT / ".cache" / "beside-trl"
 PINS = ("trl==1.16.0", "transformers==5.24.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==5.2.0", "torch==2.10.0")
 OURS = ("--no-judge", "--no-eval_at_start", "--eval_steps", "-1", "--save_steps", "-1", "--restarts", "0")
 GROUP, MICRO_BATCH, OPTIMIZER_BATCH, UPDATES = 8, 16, 64, 2  # of a step, as `--tiny` has them
-_KINDS = {  # of our processes, by their titles or command lines: the first that fits
-    "ray::PolicyWorker": "ranks", "VLLM::": "engine core", "ray::LLMRayActor": "engine actor",
-    "train_ppo_ray": "driver", "ray::": "other workers", "default_worker": "other workers", "/ray/": "Ray",
-    "ray_head": "Ray", "grpo.": "launcher", "--as-trl": "TRL",
-}  # fmt: skip
 _SUBREAPER = 36  # of prctl(2): orphans become children of this process
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Meter:
-    """Measures a command with all its descendants. `peak` is in bytes, by kind of process."""
+    """Measures a command with all its descendants. `peak` is in bytes."""
 
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-        self._used: dict[tuple[int, str], tuple[str, float]] = {}  # by process: its kind, and its seconds
+        self._used: dict[psutil.Process, float] = {}  # seconds of each process, also of those that have ended
         self._times: list[float] = []  # of the readings
-        self._sums: list[dict[str, float]] = []  # seconds by kind of process until then
-        self.peak: dict[str, int] = {}
+        self._sums: list[float] = []  # seconds until then
+        self.peak = 0
 
     def run(self, command: list[str], environment: dict[str, str]) -> None:
         """Raise CalledProcessError if the command fails."""
-        with contextlib.suppress(ChildProcessError):
+        with suppress(ChildProcessError):
             while os.waitpid(-1, 0):  # orphans of the run before: their seconds are not this one's
                 pass
         process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdin=subprocess.DEVNULL)
@@ -63,56 +58,20 @@ class Meter:
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
 
-    def at(self, moment: float) -> dict[str, float]:
-        """Return the seconds by kind of process that were used until a time."""
+    def at(self, moment: float) -> float:
+        """Return the seconds that were used until a time."""
         return self._sums[min(bisect_left(self._times, moment), len(self._times) - 1)]
 
     def _look(self, with_memory: bool) -> None:
-        children: dict[int, list[int]] = defaultdict(list)
-        used: dict[int, tuple[str, float]] = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended
-            children[int(fields[1])].append(int(folder.name))
-            used[int(folder.name)] = fields[19], (int(fields[11]) + int(fields[12])) / _TICKS
-        found = list(children[os.getpid()])
-        for pid in found:
-            found += children[pid]
-        for pid in found:
-            start, seconds = used[pid]
-            kind = _find_kind(pid) or self._used.get((pid, start), ("launcher", 0.0))[0]
-            self._used[pid, start] = kind, seconds
+        memory = 0
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # it has ended
+                times = process.cpu_times()
+                self._used[process] = times.user + times.system
+                memory += process.memory_full_info().pss if with_memory else 0
         self._times.append(time.time())
-        self._sums.append(_sum(self._used.values()))
-        if with_memory:
-            sizes = _sum((self._used[pid, used[pid][0]][0], _read_pss(pid)) for pid in found)
-            self.peak = max(self.peak, sizes, key=lambda by_kind: sum(by_kind.values()))
-
-
-def _sum(pairs: Any) -> dict[str, Any]:
-    sums: dict[str, Any] = defaultdict(int)
-    for name, value in pairs:
-        sums[name] += value
-    return dict(sums)
-
-
-def _find_kind(pid: int) -> str:
-    """Return the kind of a process; "" if it has ended."""
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").replace("\0", " ")
-    except OSError:
-        return ""
-    return next((kind for part, kind in _KINDS.items() if part in line), "launcher" if line.strip() else "")
-
-
-def _read_pss(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    return int(text.partition("\nPss:")[2].split()[0]) * 1024 if "\nPss:" in text else 0
+        self._sums.append(sum(self._used.values()))
+        self.peak = max(self.peak, memory)
 
 
 def measure_ours(steps: int, seed: int, flags: list[str]) -> dict[str, Any]:
@@ -144,9 +103,8 @@ def measure_trl(steps: int, seed: int) -> dict[str, Any]:
 def _describe(meter: Meter, times: list[float], rewards: list[float], tokens: float) -> dict[str, Any]:
     """Return the numbers of a run, given when its first step began and when each step ended."""
     start, last, end = (meter.at(moment) for moment in (times[0], times[-1], time.time()))
-    step = {kind: (seconds - start.get(kind, 0.0)) / (len(times) - 1) for kind, seconds in last.items()}
-    gigabytes = {kind: size / 1e9 for kind, size in meter.peak.items()}
-    return {"start": start, "step": step, "all": end, "GB": gigabytes, "rewards": rewards, "tokens": tokens}
+    seconds = {"start_s": start, "step_s": (last - start) / (len(times) - 1), "all_s": end}
+    return {**seconds, "peak_gb": meter.peak / 1e9, "rewards": rewards, "tokens": tokens}
 
 
 def train_with_trl(steps: int, seed: int, out: Path) -> None:
@@ -204,7 +162,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=42, help="of the first round")
-    parser.add_argument("--only", choices=["ours", "trl"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--as-trl", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="of our run")
@@ -212,20 +169,15 @@ def main() -> None:
     if asked.as_trl:
         train_with_trl(asked.steps, asked.seed, asked.as_trl)
         return
-    lines, results = [], []
+    results: list[dict[str, Any]] = []
     for seed in range(asked.seed, asked.seed + asked.rounds):
-        for who in ("ours", "trl") if not asked.only else (asked.only,):
-            result = measure_trl(asked.steps, seed) if who == "trl" else measure_ours(asked.steps, seed, asked.flags)
-            results.append({"who": who, "seed": seed} | result)
-            rewards = result["rewards"]
-            lines.append(
-                f"{who}, seed {seed}: {result['tokens']:,.0f} tokens, reward {rewards[0]:.3f} to {rewards[-1]:.3f}"
-            )
-            for name, unit in (("start", "CPU s"), ("step", "CPU s"), ("all", "CPU s"), ("GB", "GB of memory")):
-                parts = sorted(result[name].items(), key=lambda item: -item[1])
-                of_parts = ", ".join(f"{kind} {value:.2f}" for kind, value in parts)
-                lines.append(f"  {name:<5} {sum(result[name].values()):6.2f} {unit}: {of_parts}")
-    print(*lines, sep="\n")
+        # Ours first: it makes the tiny model that both train.
+        results.append({"who": "ours", "seed": seed} | measure_ours(asked.steps, seed, asked.flags))
+        results.append({"who": "TRL", "seed": seed} | measure_trl(asked.steps, seed))
+    for one in results:
+        seconds = "start {start_s:.1f}, a step {step_s:.1f}, all {all_s:.1f} CPU s; {peak_gb:.2f} GB".format(**one)
+        reward = f"reward {one['rewards'][0]:.3f} to {one['rewards'][-1]:.3f}"
+        print(f"{one['who']:<4}  seed {one['seed']}: {seconds}; {one['tokens']:,.0f} tokens, {reward}")
     if asked.json:
         asked.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
 

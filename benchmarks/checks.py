@@ -235,7 +235,7 @@ CHECKS = (
     Check("adapter of the experts", "benchmarks.parity:check_experts", _PARITY, _STACK, seconds=600),
     Check("engine speed", "benchmarks.engine_speed:check", _SETUP, _STACK, seconds=1200),
     Check("experts by Marlin", "benchmarks.parity:check_marlin", _SETUP, _STACK, seconds=900, on_request=True),
-    Check("one copy of the model", "benchmarks.one_copy:check", _SHARE, _STACK, seconds=1200),
+    Check("one copy of the model", "benchmarks.actor:check_shared", _SHARE, _STACK, seconds=1200),
     Check("whole loop", "benchmarks.whole_loop:eager", _LOOP, _STACK, seconds=900),
     Check("whole loop with graphs", "benchmarks.whole_loop:graphs", _LOOP, _STACK, seconds=1200),
 )  # fmt: skip

@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.checks import Passed, Skipped, choose_device
 from grpo.stack import machine
-from grpo.stack import numa as numa_nodes
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 
@@ -169,11 +168,11 @@ def host_copies(gpus: int, megabytes: int = 1024) -> Passed:
 def numa(gpus: int) -> Passed:
     """Say which NUMA node is beside each GPU. A run binds ranks to its cores: this process must have some of them."""
     del gpus
-    nodes = {gpu.index: numa_nodes.find_node(gpu) for gpu in machine.gpus()}
+    nodes = {gpu.index: machine.find_node(gpu) for gpu in machine.gpus()}
     if not nodes:
         raise Skipped("NVML, which tells where GPUs are, lists none")
     for node in {node for node in nodes.values() if node is not None}:
-        if not numa_nodes.list_cores(node) & os.sched_getaffinity(0):
+        if not machine.list_cores(node) & os.sched_getaffinity(0):
             raise UserError(
                 f"this process may use no core of NUMA node {node}", "give the container cores of each node"
             )

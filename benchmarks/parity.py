@@ -85,7 +85,7 @@ def write_for_both(packed: Path, shape: Architecture, gpus: int) -> tuple[Path, 
 
     vLLM on a CPU has no kernel for MXFP4.
     """
-    from scripts.dequantize_checkpoint import dequantize_checkpoint
+    from scripts.checkpoint_writer import dequantize_checkpoint
 
     tokenizer = write_config(packed, shape)
     shape = replace(shape, vocabulary=(len(tokenizer) // 64 + 1) * 64)

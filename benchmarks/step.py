@@ -6,16 +6,20 @@ must agree.
 """
 
 import argparse
+import importlib
+import importlib.util
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from benchmarks import stock
+import patches
 from benchmarks.measure import compare, measure_peak, time_in_turn
 from benchmarks.random_model import shrink, write_model
 from grpo.hooks.flag_aliases import Arguments
@@ -23,7 +27,8 @@ from grpo.model import attention, cpu_matmul
 from grpo.model.architecture import ATTENTION_PROJECTIONS
 from grpo.train import passes
 from grpo.train.loss import PolicyLoss
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from patches.install import Installed
+from scripts.checkpoint_writer import dequantize_checkpoint
 
 _TOLERANCE = 0.02  # of two implementations of a sum in bf16
 Step = Callable[[], dict[str, float]]  # returns loss and entropy
@@ -40,8 +45,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         sizes = {name: getattr(options, name) for name in ("vocabulary", "layers", "experts", "intermediate")}
         write_model(packed, shrink(**sizes))
         dequantize_checkpoint(packed, whole)
-        stock.copy_pristine(package)
-        models, trainer = (_load(package, name) for name in ("models.actor", "trainer.ray.ppo_actor"))
+        copy_pristine(package)
+        models, trainer = (load_stock(package, name) for name in ("models.actor", "trainer.ray.ppo_actor"))
         lora: dict[str, Any] = {"lora_rank": 64, "lora_alpha": 32, "target_modules": list(ATTENTION_PROJECTIONS)}
         own = {"router_logits": passes.has_balancing_loss(args), "experts": "packed"}
         actors = {
@@ -63,10 +68,30 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return compare(what, "s", seconds["stock"], seconds["ours"], details)
 
 
-def _load(package: Path, name: str) -> ModuleType:
+def copy_pristine(target: Path) -> Path:
+    """Copy OpenRLHF's own package to `target`; returns `target`."""
+    original = Installed(patches.find_package(), patches.load(version("openrlhf"))).find_original()
+    return Path(shutil.copytree(original, target, ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def load_module(package: str | Path | None, name: str) -> ModuleType:
+    """Put `openrlhf.NAME` from the folder `package` into `sys.modules`; return it. None is the installed, patched one.
+
+    Its imports come from the installed package.
+    """
+    importlib.import_module(f"openrlhf.{name}")  # its imports, in the order that resolves their cycle
+    file = Path(package or patches.find_package(), *name.split(".")).with_suffix(".py")
+    spec = importlib.util.spec_from_file_location(f"openrlhf.{name}", file)
+    assert spec and spec.loader
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_stock(package: Path, name: str) -> ModuleType:
     """Return a module of OpenRLHF without our patches; the installed one stays in its place."""
-    module = stock.load(package, name)
-    sys.modules[module.__name__] = stock.load(None, name)
+    module = load_module(package, name)
+    sys.modules[module.__name__] = load_module(None, name)
     return module
 
 

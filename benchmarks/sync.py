@@ -7,25 +7,28 @@ adapter tensors with its shapes, 95.6 MB in bf16. The experts are few and small.
 import argparse
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import psutil
 import torch
 
 from benchmarks.measure import compare, time_in_turn
 from benchmarks.random_model import shrink, write_config
-from grpo.launch.supervise import ray_head
+from grpo.launch.supervise import processes, ray_head
 from grpo.lora import adapter
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD
 from grpo.stack import rendezvous
 
 _RANK = 64
 _WORKER = "benchmarks.engine_worker.OneByOneWorker"
+_END_SECONDS = 30.0
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -72,12 +75,11 @@ def _start_engines(model: Path, count: int, workers: int) -> Iterator[list[Any]]
 
         from grpo.hooks import vllm_engine
         from grpo.stack import cluster
-        from scripts import local_ray
 
         given = vllm_engine.engine_arguments() | {"load_format": "dummy", "skip_tokenizer_init": True}
         stub = mock.patch.multiple(vllm_engine, WORKER=_WORKER, engine_arguments=lambda: given)
         total = count * workers
-        with local_ray.start_ray(Path(name, "ray"), total + 4, total, 300_000_000, shows_logs=True), stub:
+        with start_ray(Path(name, "ray"), total + 4, total), stub:
             args: Any = SimpleNamespace(
                 lora_rank=_RANK, lora_alpha=2 * _RANK, routing_replay=False, parity_limit=0, actor_shard=NO_SHARD
             )
@@ -87,6 +89,53 @@ def _start_engines(model: Path, count: int, workers: int) -> Iterator[list[Any]]
             )  # fmt: skip
             ray.get(cluster.engines_ready(engines))
             yield engines
+
+
+@contextmanager
+def start_ray(folder: Path, cpus: int, gpus: int = 0) -> Iterator[None]:
+    """Start Ray and connect to it; at the end, stop it and delete the shared memory that its processes still use.
+
+    Ray kills vLLM's processes. They then leave sockets, and queues of up to 160 MiB and semaphores under /dev/shm. The
+    core of an engine whose actor is killed lives on; it is found by a mark in its environment.
+
+    Args:
+        folder: for the files of Ray and the sockets of vLLM. The caller deletes it.
+        cpus: and ``gpus``: how many Ray schedules; they need not exist.
+    """
+    import ray  # only now: it reads its variables when it is imported
+
+    # Under a guard, all have the mark of its run, and it ends them.
+    mark = "" if processes.RUN_ID_VARIABLE in os.environ else uuid.uuid4().hex
+    variables = {"VLLM_RPC_BASE_PATH": str(folder)} | ({processes.RUN_ID_VARIABLE: mark} if mark else {})
+    try:
+        ray.init(
+            address="local", num_cpus=cpus, num_gpus=gpus, include_dashboard=False, object_store_memory=300_000_000,
+            runtime_env={"env_vars": variables}, _temp_dir=str(folder),
+        )  # fmt: skip
+        yield
+    finally:
+        mine = {*_find_started(Path(ray.__file__).parent), *(processes.find_marked(mark) if mark else ())}
+        memory = processes.find_shared_memory(process.pid for process in mine)
+        ray.shutdown()
+        _, alive = psutil.wait_procs(mine, timeout=_END_SECONDS)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=_END_SECONDS)
+        processes.remove_shared_memory(memory)
+
+
+def _find_started(package: Path) -> list[psutil.Process]:
+    """Return the children of this process that run a file of a package, and their descendants.
+
+    Other children, such as multiprocessing's resource tracker, may live as long as this process.
+    """
+    mine: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended
+            if any(word.startswith(f"{package}/") for word in child.cmdline()):
+                mine += [child, *child.children(recursive=True)]
+    return mine
 
 
 class _Counted:

@@ -96,7 +96,7 @@ def check_model(folder: Path, tensor_parallel: int) -> Model:
     if is_cpu_stack() and model.is_mxfp4:
         raise UserError(
             "vLLM on a CPU cannot load MXFP4",
-            f"make a copy with python -m scripts.dequantize_checkpoint {folder} COPY, and give --model COPY",
+            f"python -m scripts.export_model --model {folder} --experts bf16 --out COPY, and give --model COPY",
         )
     for key in ("num_attention_heads", "num_key_value_heads"):
         count = model.config.get(key)

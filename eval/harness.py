@@ -19,8 +19,7 @@ from grpo.rollout.harmony import SAMPLED, Template
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.engine import Engine
-from grpo.stack.upstream.tokenizer import FastTokenizer
+from grpo.stack.upstream import Engine, FastTokenizer
 
 LIMITS = ("turns", "seconds", "tool_seconds", "score_seconds")
 

@@ -12,9 +12,9 @@ from grpo.rollout.harmony import renderer
 from grpo.rollout.problem_files import is_chat
 from grpo.rollout.response_text import make_record_fields
 from grpo.run.records import name_problem
+from grpo.stack.hub import explain
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.tokenizer import explain
 from reward.labels import is_gradable, parse_label
 
 Reader = Literal["grader", "environment", "reward"]

@@ -110,6 +110,20 @@ def write_checkpoint(model: Model, target: Path, read: Read, dequantize: bool) -
         whole_model(folder)
 
 
+def dequantize_checkpoint(source: Path, target: Path) -> None:
+    """Write a copy with plain bf16 in place of MXFP4 to `target`, whole or not at all, for engines without its kernels.
+
+    Host memory: one file of the copy.
+
+    Raises:
+        UserError: if `source` is not a complete MXFP4 checkpoint, or the disk is too small.
+    """
+    model = whole_model(source)
+    if not model.is_mxfp4:
+        raise UserError(f"{source / 'config.json'} lacks quant_method mxfp4", "name an MXFP4 model")
+    write_checkpoint(model, target, Parameters(model).read_bf16, dequantize=True)
+
+
 @contextmanager
 def write_aside(target: Path, needed: int) -> Iterator[Path]:
     """Provide a temporary folder that is renamed to `target` at the end, and removed if anything fails.

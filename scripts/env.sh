@@ -19,6 +19,9 @@ case ":${PYTHONPATH:-}:" in
     ":$_checkout:"*) ;;
     *) export PYTHONPATH="$_checkout${PYTHONPATH:+:$PYTHONPATH}" ;;
 esac
+# Otherwise `python -m scripts.watch` would run the scripts/ of the folder in which it is typed. A program that imports
+# modules from its own folder needs `env -u PYTHONSAFEPATH`.
+export PYTHONSAFEPATH=1
 
 # Compiled code lives and dies with the environment it was compiled for.
 export TORCH_EXTENSIONS_DIR="$VIRTUAL_ENV/torch_extensions"

@@ -2,13 +2,15 @@
 
     python -m scripts.export_model --model BASE --adapter DIR --out DIR [--experts mxfp4|bf16] [--card]
     python -m scripts.export_model --model BASE --adapter DIR --out DIR --unmerged [--card]
+    python -m scripts.export_model --model BASE --out DIR --experts bf16
 
 With `--unmerged`, the adapter alone is written, in PEFT's format. `--card` adds a README.md for the hub: base model,
 settings, versions, and held-out scores, from the records of the adapter's run.
 
 BASE is a folder, or a hub id in the hub's cache. The merged weights are W + scale * B A in float32, rounded once to
 bf16. With `--experts mxfp4` (the default for an MXFP4 base) blocks and scales are copied byte for byte; with `bf16`
-they are dequantized. Host memory: the adapter, and one file of the checkpoint that is written.
+they are dequantized. Without an adapter, `bf16` copies the base for engines that have no kernel for MXFP4, such as vLLM
+on a CPU. Host memory: the adapter, and one file of the checkpoint that is written.
 
 bf16 keeps 8 bits, so an update that is small beside its weight is partly lost to rounding. The last line says how much
 of the update the merged model retains. Base and adapter served side by side retain all of it. MXFP4 keeps 2 bits or
@@ -18,12 +20,14 @@ of the update the merged model retains. Base and adapter served side by side ret
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub import ModelCardData
 
 from grpo.checkpoint import adapter_base, adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
@@ -31,11 +35,26 @@ from grpo.lora import expert_form
 from grpo.model import mxfp4
 from grpo.model.architecture import EXPERTS_TARGET
 from grpo.model.model_files import Model
-from grpo.stack import command
-from grpo.stack.hub import model_folder
+from grpo.run.eval_metric import get_name, get_value
+from grpo.run.run_files import STEP_DIRECTORY, RunFiles, parse_step
+from grpo.run.run_state import Run
+from grpo.stack import command, hub
 from grpo.stack.problem import UserError
-from scripts import model_card
-from scripts.checkpoint_writer import Parameters, refusal, whole_model, write_aside, write_checkpoint
+from scripts.checkpoint_writer import (
+    Parameters,
+    dequantize_checkpoint,
+    refusal,
+    whole_model,
+    write_aside,
+    write_checkpoint,
+)
+
+_IN_CARD = (
+    *("lora_rank", "lora_alpha", "target_modules", "actor_learning_rate", "rollout_batch_size", "n_samples_per_prompt"),
+    *("train_batch_size", "temperature", "generate_max_len", "advantage_estimator", "policy_loss_type", "init_kl_coef"),
+    "seed",
+)
+_PACKAGES = ("openrlhf", "peft", "transformers", "torch", "vllm", "deepspeed")
 
 
 @dataclass
@@ -148,7 +167,7 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     """
     model, adapter = read_both(base, adapter_folder)
     tensors = adapter_files.load(adapter)
-    name = model_card.base_id(model.folder, adapter) or model.folder.name
+    name = base_id(model.folder, adapter) or model.folder.name
     with write_aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:
         adapter_files.save(folder, tensors, adapter.base)
         config = json.dumps(adapter.config | {"base_model_name_or_path": name}, indent=2)
@@ -156,11 +175,49 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     return adapter
 
 
+def base_id(model: Path, adapter: Adapter) -> str | None:
+    """Return the hub id of the base model; None if neither its folder nor the adapter tells."""
+    named = str(adapter.config.get("base_model_name_or_path"))
+    return hub.find_id(str(model)) or (named if re.fullmatch(r"[\w.-]+/[\w.-]+", named) and hub.is_id(named) else None)
+
+
+def find_run(adapter: Path) -> tuple[Run, int]:
+    """Return the run that has trained an adapter, and the step after which it was saved.
+
+    Raises:
+        UserError: if the adapter is not in a run's folder.
+    """
+    folder = adapter.absolute()
+    found = next((parent for parent in folder.parents if RunFiles(parent).is_run()), None)
+    if found is None:
+        remedy = "name RUN/final or RUN/checkpoints/step_N/adapter, or leave out --card"
+        raise UserError(f"{adapter} is not in a run's folder, which has what the card says", remedy)
+    run = Run(found)
+    return run, parse_step(folder.parent) if STEP_DIRECTORY.fullmatch(folder.parent.name) else run.step
+
+
+def write_card(model: Path, adapter: Adapter, is_merged: bool, license_id: str) -> str:
+    """Return README.md for the hub. It is public, so it holds no path of the user's."""
+    run, step = find_run(adapter.folder)
+    base = base_id(model, adapter)
+    data = ModelCardData(
+        base_model=base, license=license_id, library_name="transformers" if is_merged else "peft",
+        pipeline_tag="text-generation", tags=["grpo", "lora"],
+    )  # fmt: skip
+    lines = ["---", data.to_yaml(), "---", f"# {base or 'gpt-oss'} after {step} steps of GRPO", ""]
+    lines += ["The adapter is merged into the model." if is_merged else "A LoRA adapter in PEFT's format.", ""]
+    for row in (row for row in run.graded if row["step"] in (0, step)):
+        lines.append(f"- held-out {get_name(row)} after step {row['step']}: {get_value(row):.3f} (n={row.get('n')})")
+    flags, packages = run.part("flags"), run.read(run.files.environment).get("packages") or {}
+    lines += [f"- {name}: {flags[name]}" for name in _IN_CARD if name in flags]
+    return "\n".join([*lines, *(f"- {name} {packages[name]}" for name in _PACKAGES if name in packages)]) + "\n"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 2, with the reasons on stderr, if it refuses."""
     parser = command.parser("scripts.export_model", __doc__)
     parser.add_argument("--model", required=True, metavar="BASE", help="the model that the adapter was trained on")
-    parser.add_argument("--adapter", required=True, type=Path, metavar="DIR", help="an adapter, such as RUN/final")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="an adapter, such as RUN/final")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     parser.add_argument("--experts", choices=["mxfp4", "bf16"], help="format of the experts (default: as in the base)")
     parser.add_argument("--unmerged", action="store_true", help="write the adapter alone")
@@ -168,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--license", default="apache-2.0", metavar="ID", help="in the card (default: that of gpt-oss)")
     arguments = parser.parse_args(argv)
     try:
-        return _export(arguments, Path(model_folder(arguments.model)))
+        return _export(arguments, Path(hub.model_folder(arguments.model)))
     except (UserError, OSError) as error:
         print(f"export_model: {error}", file=sys.stderr)
         return 2
@@ -178,12 +235,18 @@ def _export(arguments: argparse.Namespace, base: Path) -> int:
     given, out = arguments.adapter, arguments.out
     if arguments.unmerged and arguments.experts:
         raise UserError("--experts applies only to a merged model", "remove it, or --unmerged")
+    if given is None:
+        if arguments.unmerged or arguments.card or arguments.experts != "bf16":
+            raise UserError("--adapter is missing", "name one, or give --experts bf16 alone to copy the base")
+        dequantize_checkpoint(base, out)
+        print(f"{out}: a copy of {arguments.model} in bf16")
+        return 0
     if arguments.card:
-        model_card.find_run(given)  # refused before the model is read
+        find_run(given)  # refused before the model is read
     merge = None if arguments.unmerged else export_model(base, given, out, arguments.experts)
     adapter = merge.adapter if merge else export_adapter(base, given, out)
     if arguments.card:
-        card = model_card.write_text(base, adapter, merge is not None, arguments.license)
+        card = write_card(base, adapter, merge is not None, arguments.license)
         (out / "README.md").write_text(card, encoding="utf-8")
     if not digests.is_sealed(given):
         print(digests.describe_unverified(given))

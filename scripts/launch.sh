@@ -30,8 +30,7 @@ main() {
         exec 8<"$here/.venv/pyvenv.cfg"
         flock --shared 8
     fi
-    # -P: do not import a folder named grpo from the current directory
-    exec python -P -m grpo.launch "$@"
+    exec python -m grpo.launch "$@"
 }
 
 # Setup would exchange the packages of this checkout, perhaps under a run that uses them

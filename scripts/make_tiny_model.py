@@ -25,7 +25,6 @@ MANIFEST = "build.json"
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = (
     "scripts/make_tiny_model.py",
-    "scripts/dequantize_checkpoint.py",
     "scripts/checkpoint_writer.py",
     "scripts/tiny_model",
     "grpo/model/architecture.py",
@@ -50,15 +49,9 @@ def fingerprint() -> str:
 
 
 def is_built(directory: Path, wanted: str) -> bool:
-    """Say whether the directory holds exactly the files that a finished build with this fingerprint wrote."""
-    if not (directory / MANIFEST).is_file():
-        return False
-    return json.loads((directory / MANIFEST).read_bytes()) == {"fingerprint": wanted, "files": _file_hashes(directory)}
-
-
-def _file_hashes(directory: Path) -> dict[str, str]:
-    files = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    """Say whether a finished build with this fingerprint wrote the directory."""
+    manifest = directory / MANIFEST
+    return manifest.is_file() and json.loads(manifest.read_bytes()) == {"fingerprint": wanted}
 
 
 def build(directory: Path, wanted: str, fill: Callable[[Path], object]) -> None:
@@ -69,11 +62,8 @@ def build(directory: Path, wanted: str, fill: Callable[[Path], object]) -> None:
     Raises:
         FileExistsError: if the directory holds something that this script did not create.
     """
-    if (
-        directory.exists()
-        and not (directory / MANIFEST).is_file()
-        and (directory.is_file() or any(directory.iterdir()))
-    ):
+    is_ours = (directory / MANIFEST).is_file()
+    if directory.exists() and not is_ours and (directory.is_file() or any(directory.iterdir())):
         raise FileExistsError(f"{directory} was not made by this script: remove it, or choose another folder")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with open(directory.with_name(directory.name + ".lock"), "w") as lock:
@@ -84,8 +74,7 @@ def build(directory: Path, wanted: str, fill: Callable[[Path], object]) -> None:
         shutil.rmtree(aside, ignore_errors=True)  # left by a build that was killed
         aside.mkdir()
         fill(aside)
-        manifest = {"fingerprint": wanted, "files": _file_hashes(aside)}
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        (aside / MANIFEST).write_text(json.dumps({"fingerprint": wanted}), encoding="utf-8")
         if directory.exists():
             shutil.rmtree(directory)
         os.rename(aside, directory)
@@ -103,7 +92,7 @@ def write_model(directory: Path) -> None:
 def write_dequantized(directory: Path, source: Path) -> None:
     """Write the bf16 copy of `source`."""
     print("tiny model: writing a bf16 copy for engines without MXFP4 (a few seconds)", flush=True)
-    from scripts.dequantize_checkpoint import dequantize_checkpoint
+    from scripts.checkpoint_writer import dequantize_checkpoint
 
     dequantize_checkpoint(source, directory)
 

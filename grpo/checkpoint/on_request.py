@@ -19,7 +19,7 @@ from typing import Any
 from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import redact
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.on_request")
 

@@ -22,8 +22,7 @@ from grpo.model.model_files import CheckpointError
 from grpo.run.run_files import RunFiles, held_out, saved_steps, step_name
 from grpo.stack import hub
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.trainer import TrainerEngine
+from grpo.stack.upstream import Arguments, TrainerEngine
 
 logger = logging.getLogger("openrlhf.grpo.saving")
 

@@ -25,7 +25,7 @@ from grpo.lora import adapter, expert_form
 from grpo.model.model_files import CheckpointError
 from grpo.stack.json_files import open_file
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.trainer import TrainerEngine, ZeroOptimizer, ZeroParameter
+from grpo.stack.upstream import TrainerEngine, ZeroOptimizer, ZeroParameter
 
 STATE = "state.safetensors"
 KINDS = ("master", "exp_avg", "exp_avg_sq")

@@ -10,7 +10,7 @@ from grpo.environments.environment import SetupError
 from grpo.environments.mixture import Mixture
 from grpo.flags.ours import ENVIRONMENT_FLAGS, make_environment_parser
 from grpo.flags.upstream import make_strict
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 AGENT = Path(__file__).parents[1] / "rollout" / "agent.py"  # the value of --agent_func_path
 PREFIX = "GRPO_"

@@ -9,7 +9,7 @@ import torch
 from grpo.model import expert_lora, loading
 from grpo.model.architecture import PACKED, ZERO3
 from grpo.model.shared_base import MappedBase
-from grpo.stack.upstream.trainer import Actor, ModelOutput
+from grpo.stack.upstream import Actor, ModelOutput
 from grpo.train import log_probs, passes
 
 is_gpt_oss = loading.is_gpt_oss

@@ -4,7 +4,7 @@ Imports no DeepSpeed.
 """
 
 from grpo.rollout import engine, response_text
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Tokenizer
 from grpo.train import rewards
 
 prompt_tokens = response_text.encode_text  # names of special tokens in its messages stay text

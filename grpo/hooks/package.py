@@ -2,9 +2,9 @@
 
 import gc
 
-from grpo.stack import patch_digest
+from grpo.stack import checkout
 
-check_digest = patch_digest.check_digest
+check_digest = checkout.check_digest
 
 
 def collect_rarely() -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from grpo.rollout import chat_template, harmony, response_text
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Arguments, Tokenizer
 
 
 def render_with(tokenizer: Tokenizer, args: Arguments) -> Callable[..., str]:

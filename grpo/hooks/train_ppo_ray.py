@@ -15,8 +15,7 @@ from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.rollout import chat_template, thinking
 from grpo.stack import cluster
 from grpo.stack.hub import downloaded_folder
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream import Arguments, EngineActor
 from reward import judge_actor
 
 add_flags = flags.add_flags

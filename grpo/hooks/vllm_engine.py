@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from grpo.lora import sync
 from grpo.rollout import engine, sample_params
 from grpo.stack import cluster
-from grpo.stack.upstream.engine import AsyncLLM
+from grpo.stack.upstream import AsyncLLM
 
 if TYPE_CHECKING:
     from grpo.model.shared_base import Description

@@ -29,7 +29,7 @@ from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.stack import command, machine
 from grpo.stack.checkout import TINY_MODEL
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.train import optimizer_steps
 

@@ -26,7 +26,7 @@ from grpo.launch.supervise.ray_head import RayHead
 from grpo.launch.supervise.supervisor import STOPPED, End, Job, supervise
 from grpo.run.progress import PolicyMismatch, Progress, describe_continuation, find_adapter
 from grpo.run.run_files import LOSSY, RunFiles, read_attempts, saved_steps
-from grpo.stack.patch_digest import DIGEST_VARIABLE
+from grpo.stack.checkout import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
 from reward import judge_actor, stand_in
 from reward.settings import STAND_IN_VARIABLE

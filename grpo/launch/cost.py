@@ -11,7 +11,7 @@ from grpo.model.architecture import Architecture
 from grpo.model.footprint import DECODED_SEQUENCES, Cache
 from grpo.model.released import RELEASED
 from grpo.rollout.sample_params import count_greedy
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.train import optimizer_steps
 
 _LARGE = RELEASED["openai/gpt-oss-120b"]

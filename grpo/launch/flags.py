@@ -21,7 +21,7 @@ from grpo.rollout import chat_template
 from grpo.rollout.thinking import Budget
 from grpo.run.eval_metric import OUR_REWARD, USER_REWARD
 from grpo.stack.checkout import CHECKOUT
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.train import lengths
 from grpo.train.objectives import LOSSES, is_read

@@ -13,7 +13,7 @@ from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
 from grpo.model.model_files import CheckpointError, Model
 from grpo.rollout.sample_params import count_greedy
 from grpo.stack.checkout import is_cpu_stack
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.machine import GB, stand_ins
 from grpo.stack.problem import UserError
 from grpo.train import objectives

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.stack.checkout import CHECKOUT
+from grpo.stack.hub import explain
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.tokenizer import explain
 
 
 class Rendered(NamedTuple):

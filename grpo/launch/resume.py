@@ -15,7 +15,7 @@ from grpo.launch.run_dir import data_digest
 from grpo.model.model_files import CheckpointError, read
 from grpo.run.run_files import RunFiles, parse_step, read_attempts, read_steps, saved_steps, step_name
 from grpo.run.run_state import has_finished
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem, UserError
 from reward import settings, user_files
 

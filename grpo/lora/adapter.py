@@ -12,7 +12,7 @@ from torch import nn
 from grpo.lora import expert_form
 from grpo.lora.expert_form import MODULES
 from grpo.model.architecture import OF_ENGINE
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 RECORDS = "records_routing"  # in vLLM's additional_config: which routings workers record; absent: none
 ALL, NAMED = "all passes", "passes of a named request"

@@ -28,7 +28,7 @@ from grpo.lora.adapter import ALL, RECORDS
 from grpo.lora.vllm_expert_lora import find_weights
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.engine import ROLLOUT
+from grpo.stack.upstream import ROLLOUT
 
 KNOWN_MXFP4 = ("MARLIN", "TRITON")  # names of vLLM's backends
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from grpo.lora.adapter import Checksums, SyncResult, TensorSpec, gather
-from grpo.stack.upstream.engine import AsyncLLM, EngineActor
+from grpo.stack.upstream import AsyncLLM, EngineActor
 
 TIMEOUT_SECONDS = 600.0
 
@@ -107,6 +107,7 @@ async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict])
     memory.bytes[:] = buffer
     # Nothing is generated during a sync, so the order of these two does not matter.
     results: list[SyncResult]
+    dropped: bool
     results, dropped = await asyncio.gather(
         llm.collective_rpc("load_adapter", args=(memory.path, specs)), llm.reset_prefix_cache()
     )

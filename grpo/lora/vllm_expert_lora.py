@@ -20,7 +20,7 @@ from grpo.model import expert_rows, mxfp4
 from grpo.model.expert_rows import ExpertRows
 from grpo.model.experts import ALPHA, LIMIT, gate
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.engine import Experts
+from grpo.stack.upstream import Experts
 
 _UNIT = 8  # grouped products want rows of a multiple of 16 bytes
 # Returns the product of sorted rows [R, in] with a layer's w13 or w2, to which it adds an update [R, out] and the bias.

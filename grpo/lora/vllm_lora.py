@@ -45,7 +45,7 @@ from grpo.lora.adapter import (
 from grpo.model import cpu_cache, cpu_matmul, engine_base, shared_base
 from grpo.model.vocabulary import Allocated, find_allocated, mask_
 from grpo.stack import rendezvous
-from grpo.stack.upstream.engine import Attention, Experts, LinearLayer
+from grpo.stack.upstream import Attention, Experts, LinearLayer
 
 LAYERS = "base_model.model.model.layers."  # the prefix of PEFT's names
 

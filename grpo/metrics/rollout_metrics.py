@@ -10,7 +10,7 @@ import torch
 
 from grpo.rollout.response_text import FINAL_HEADER, answer_length
 from grpo.rollout.rows import Batch, group_rows
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Tokenizer
 
 NGRAM = 3
 JUDGED = ("judge_quality", "judge_calls", "judge_cached", "judge_failed")

@@ -14,7 +14,7 @@ import torch
 from grpo.metrics.rollout_metrics import at_sampled, read_column, rollout_metrics
 from grpo.metrics.token_recorder import MicroBatch
 from grpo.rollout.rows import Batch, Sample, get_branches
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.step_metrics")
 

@@ -12,8 +12,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from grpo.rollout.rows import Batch
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.trainer import ModelOutput, TrainerEngine
+from grpo.stack.upstream import Arguments, ModelOutput, TrainerEngine
 
 logger = logging.getLogger("openrlhf.grpo.token_recorder")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Tokenizer
 
 _RESERVED = re.compile(r"<\|reserved_\d+\|>")  # gpt-oss's names for ids without a meaning
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from grpo.model.architecture import ZERO3
 from grpo.model.footprint import REDUCE_BUCKET
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.trainer import ZeroParameter
+from grpo.stack.upstream import Arguments, ZeroParameter
 
 WHOLE = 1 << 40  # elements: more than any parameter has
 

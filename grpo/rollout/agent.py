@@ -17,8 +17,7 @@ from grpo.rollout import thinking
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, roll_out
-from grpo.stack.upstream.engine import Engine
-from grpo.stack.upstream.tokenizer import FastTokenizer
+from grpo.stack.upstream import Engine, FastTokenizer
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

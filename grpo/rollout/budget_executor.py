@@ -13,8 +13,7 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 from grpo.rollout import thinking
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.engine import Engine
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Engine, Tokenizer
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

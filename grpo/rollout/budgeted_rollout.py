@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.trajectory import Call, Origin, Trajectory
-from grpo.stack.upstream.engine import Streams
+from grpo.stack.upstream import Streams
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

@@ -14,7 +14,7 @@ from typing import Any
 from grpo.model.model_files import FileFault, read_json
 from grpo.stack.json_files import read_bytes
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 VARIABLE = "GRPO_TEMPLATE_VARIABLES"
 DATE = "strftime_now"  # the function with which gpt-oss's template formats the date; here, the date as text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.model.footprint import DECODED_SEQUENCES
 from grpo.rollout import routing
-from grpo.stack.upstream.engine import AsyncLLM, Engine
+from grpo.stack.upstream import AsyncLLM, Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

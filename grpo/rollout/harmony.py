@@ -19,7 +19,7 @@ from grpo.rollout.chat_template import arguments
 from grpo.rollout.response_text import Codec
 from grpo.rollout.trajectory import Origin
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
+from grpo.stack.upstream import FastTokenizer, Tokenizer
 
 SAMPLED = "sampled"  # of a message: the tokens of its turn
 _HARMONY = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"}

@@ -18,7 +18,7 @@ from grpo.rollout.engine import ids_only
 from grpo.rollout.harmony import Piece, Template
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.trajectory import Call, Decode, Origin, Trajectory, describe
-from grpo.stack.upstream.engine import Engine
+from grpo.stack.upstream import Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

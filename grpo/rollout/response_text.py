@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.stack.upstream.tokenizer import FastTokenizer, Tokenizer
+from grpo.stack.upstream import FastTokenizer, Tokenizer
 from reward.answers import MARKER
 
 BREAK = "\u200b"  # a zero-width space

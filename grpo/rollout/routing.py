@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.rollout.sample_params import for_sample, read_name
-from grpo.stack.upstream.engine import Engine
+from grpo.stack.upstream import Engine
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

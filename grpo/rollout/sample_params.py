@@ -11,7 +11,7 @@ import uuid
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from grpo.stack.upstream.engine import ROLLOUT
+from grpo.stack.upstream import ROLLOUT
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

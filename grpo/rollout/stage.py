@@ -15,7 +15,7 @@ from grpo.environments.mixture import KEY
 from grpo.environments.settings import environments_by_prompt
 from grpo.rollout.rows import Sample
 from grpo.rollout.sample_params import mark, mark_greedy
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams

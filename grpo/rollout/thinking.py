@@ -12,8 +12,7 @@ from pathlib import Path
 
 from grpo.environments.settings import has_environment
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Arguments, Tokenizer
 
 HARMONY = "harmony"  # the name of the delimiter that is nothing but the end of a message and the beginning of the next
 EXECUTOR = Path(__file__).with_name("budget_executor.py")

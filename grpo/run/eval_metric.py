@@ -11,7 +11,7 @@ from typing import Any
 from grpo.environments.settings import has_environment
 from grpo.rollout import thinking
 from grpo.stack.checkout import CHECKOUT
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 EXACT_MATCH, SCORE = "exact_match", "score"
 NAMES = {EXACT_MATCH: "exact match", SCORE: "score"}

@@ -23,9 +23,7 @@ from grpo.run.eval_metric import SCORE
 from grpo.run.records import Record, index_by_prompt, read_answer, summarize, summarize_by_source
 from grpo.run.run_log import RunLog
 from grpo.run.sample_records import gold, numbers
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.tokenizer import Tokenizer
-from grpo.stack.upstream.trainer import PromptLoader
+from grpo.stack.upstream import Arguments, PromptLoader, Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
 

@@ -16,9 +16,7 @@ from grpo.metrics.parity import FEWEST, Comparison, Rollout, compare
 from grpo.rollout.rows import Batch, Sample, drop_branches, list_inputs
 from grpo.run.progress import PolicyMismatch
 from grpo.run.run_log import RunLog
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.trainer import ActorGroup
+from grpo.stack.upstream import ActorGroup, Arguments, EngineActor
 
 ROWS = 64  # rollouts that are scored: seconds of a step of the 120b
 MOST = 8  # comparisons with the adapter, for an engine that hardly samples

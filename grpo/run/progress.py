@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from grpo.run.eval_metric import get_name, get_value, is_whole, keep_last_eval_metric
 from grpo.run.run_files import LostWrites, RunFiles, has_step, saved_steps, step_name
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
 from grpo.stack.problem import UserError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.eval_metric import get_value, keep_last_eval_metric
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.json_files import Types, has_types, open_file, read_json, read_rows, replace_rows
 from grpo.stack.problem import UserError
 

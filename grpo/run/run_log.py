@@ -21,9 +21,7 @@ from grpo.run.run_files import LostWrites, RunFiles, read_steps
 from grpo.run.trackers import Trackers
 from grpo.stack import machine
 from grpo.stack.json_files import replace, replace_rows
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.tokenizer import Tokenizer
-from grpo.stack.upstream.trainer import PromptDataset
+from grpo.stack.upstream import Arguments, PromptDataset, Tokenizer
 
 if TYPE_CHECKING:  # the log is written without torch
     from grpo.rollout.rows import Sample

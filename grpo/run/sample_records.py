@@ -8,7 +8,7 @@ from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.rows import Sample, get_branches
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import read_answer
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Tokenizer
 from reward.labels import parse_label
 
 Record = dict[str, Any]

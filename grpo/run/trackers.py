@@ -25,7 +25,7 @@ from grpo.stack import secrets
 from grpo.stack.checkout import CHECKOUT, requirements
 from grpo.stack.json_files import read_json, replace
 from grpo.stack.problem import Problem
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 logger = logging.getLogger("openrlhf.grpo.trackers")
 

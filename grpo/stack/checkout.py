@@ -1,15 +1,16 @@
-"""The checkout: its location, the stack it installed, its revision."""
+"""The checkout: its location, the stack it installed, its revision, and the OpenRLHF that it verified."""
 
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from grpo.stack.problem import UserError
+
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
 TINY_MODEL = CHECKOUT / ".cache" / "tiny-model"  # where train_grpo.sh --tiny makes it
 GPU_REPORT = CHECKOUT / ".cache" / "gpu_check.json"  # of scripts.gpu_check
+DIGEST_VARIABLE = "GRPO_PATCH_DIGEST"  # of the patched package that the launcher verified
 
 
 def requirements(name: str) -> Path:
@@ -38,3 +39,19 @@ def git_revision() -> dict[str, Any] | None:
     except (FileNotFoundError, subprocess.CalledProcessError):
         return None
     return {"commit": commit.strip(), "dirty": bool(changes.strip())}
+
+
+def check_digest(package_dir: str | Path) -> None:
+    """Refuse an OpenRLHF other than the one that the launcher verified; without DIGEST_VARIABLE, check nothing.
+
+    The `guard` patch calls this when ``openrlhf`` is imported: in the driver and in every Ray worker, on every node.
+    """
+    import patches  # imports importlib.metadata, as above
+
+    expected = os.environ.get(DIGEST_VARIABLE)
+    if expected and (digest := patches.digest(Path(package_dir))) != expected:
+        raise UserError(
+            f"OpenRLHF in {package_dir} has patch digest {digest[:12]}, but this run was started with "
+            f"{expected[:12]}. Either the package changed during the run, or this node has another installation",
+            "run ./apply_patches.sh status on this machine, and start the run again",
+        )

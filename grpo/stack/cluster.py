@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.stack.secrets import is_secret
-from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream import EngineActor
 
 if TYPE_CHECKING:
     from ray import ObjectRef

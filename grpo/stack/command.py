@@ -52,6 +52,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in text)
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 rank", "2 ranks", "6,400 calls"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def print_plainly(draws: bool = False) -> None:
     """Let this process print only :func:`printable` text: names, paths, and logs may come from outside."""
     sys.stderr = _Plain(sys.stderr)

@@ -1,4 +1,4 @@
-"""A model's folder: a path, or a snapshot of the hub."""
+"""A model's folder: a path, or a snapshot of the hub; and remedies for a model that cannot be loaded."""
 
 import os
 import re
@@ -55,3 +55,10 @@ def absence(name: str) -> tuple[str, str]:
         return "is not a folder", f"name the folder of a checkpoint, or a hub id in the local cache{hint}"
     download = f"hf download {name} --exclude 'original/*' 'metal/*', or name a folder"
     return "is neither a folder nor a model in the hub's cache", download
+
+
+def explain(reason: str) -> str:
+    """Return what helps if transformers cannot load a tokenizer, by the reason that it gives."""
+    if "TokenizersBackend" in reason:  # transformers 5 saves this class
+        return 'set "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
+    return "download or copy the model again"

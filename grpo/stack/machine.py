@@ -1,5 +1,6 @@
-"""This machine's hardware: GPUs, memory, disk. Read from the system, without torch."""
+"""This machine's hardware: GPUs and the cores next to them, memory, disk. Read from the system, without torch."""
 
+import contextlib
 import os
 import resource
 import shutil
@@ -11,10 +12,10 @@ import psutil
 import pynvml
 
 from grpo.stack.checkout import is_cpu_stack
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import UserError
 
-SHM = Path("/dev/shm")
+SHM, SYSFS = Path("/dev/shm"), Path("/sys")
 GB = 1e9
 _CGROUP, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Of a control group of version 2 and 1: its limit, what it uses, and the page cache in it that can be reclaimed.
@@ -144,6 +145,49 @@ def _find_gpu(present: list[Gpu], name: str) -> Gpu | None:
     """Return the only GPU with this index, or with a UUID that begins so; None if there is none or several."""
     found = [gpu for gpu in present if name == str(gpu.index) or (name[:4] == "GPU-" and gpu.uuid.startswith(name))]
     return found[0] if len(found) == 1 else None
+
+
+def find_node(gpu: Gpu) -> int | None:
+    """Return the NUMA node of a GPU; None if the machine has one node, or hides it."""
+    # NVML gives eight digits of the PCI domain, Linux names four.
+    try:
+        node = int((SYSFS / "bus/pci/devices" / gpu.bus.lower()[-12:] / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def list_cores(node: int) -> set[int]:
+    """Return the cores of a NUMA node."""
+    text = (SYSFS / "devices/system/node" / f"node{node}" / "cpulist").read_text().strip()
+    ranges = [part.partition("-") for part in text.split(",") if part]
+    return {core for first, _, last in ranges for core in range(int(first), int(last or first) + 1)}
+
+
+def bind_to_gpu() -> str:
+    """Bind this process, with all its threads, to the cores next to the GPU that it uses.
+
+    On a machine with two processors, half of the cores and of the memory is behind the link between them. A process is
+    bound to cores alone: Linux takes a new page from the memory beside the core that first writes to it.
+
+    Returns:
+        what was done, in a line for the log; "" on the CPU stack.
+    """
+    own = [] if is_cpu_stack() else gpus()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= len(own):
+        return ""
+    gpu, allowed = own[local], os.sched_getaffinity(0)
+    node = find_node(gpu)
+    if node is None:
+        return f"GPU {gpu.index}: its NUMA node is unknown; not bound to cores"
+    cores = list_cores(node) & allowed
+    if not cores:
+        return f"GPU {gpu.index}: this process may use no core of its NUMA node {node}; not bound to cores"
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
+    return f"GPU {gpu.index}: bound to {len(cores)} cores of NUMA node {node}"
 
 
 def stand_ins(count: int) -> str:

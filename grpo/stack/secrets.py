@@ -8,13 +8,11 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
-SECRET_WORDS = {"KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"} | {
-    "PASSWORD",
-    "PASSWD",
-    "CREDENTIAL",
-    "CREDENTIALS",
+SECRET_WORDS = {
+    *("KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"),
+    *("PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS"),
 }
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo.rollout.rows import Batch, Sample, get_branches
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 ROUNDING = 1e-6  # of the largest reward, or of 1: a smaller spread comes from the order of additions in float32
 

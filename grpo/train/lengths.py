@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from grpo.stack.problem import UserError
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 if TYPE_CHECKING:  # the launcher reads schedules without torch
     import torch

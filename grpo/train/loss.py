@@ -27,7 +27,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import nn
 
 from grpo.rollout.rows import Batch
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 from grpo.train import importance, objectives, reference
 from grpo.train.micro_batches import group_by_optimizer_step, number_rollouts
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ import math
 from argparse import Namespace
 from dataclasses import dataclass
 
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 
 _LOW = 5e-6  # LoRA usually takes ten times the rate of full fine-tuning, and RL of all weights about 1e-6
 _LEAST = 0.1  # of the peak, at the end of a cosine

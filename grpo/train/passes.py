@@ -13,8 +13,7 @@ from torch import nn
 
 from grpo.model import routing
 from grpo.rollout.rows import Batch, list_inputs
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.trainer import ActorGroup
+from grpo.stack.upstream import ActorGroup, Arguments
 from grpo.train.optimizer_steps import is_in_update, is_of_engine, is_on_policy, makes_old_log_probs, reads_kl
 from grpo.train.reference import estimate_kl, masked_mean
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo.rollout.rows import Sample, dump_sample, restore_sample
 from grpo.run.run_log import RunLog
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 from grpo.train.rollout_filters import Drawn, StepGroups
 from grpo.train.sampler import Sampler
 from reward import judge_actor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from grpo.rollout.rows import Sample
 from grpo.rollout.sample_params import mark_recorded
 from grpo.rollout.stage import Stage
-from grpo.stack.upstream.arguments import Arguments
+from grpo.stack.upstream import Arguments
 from grpo.train.rewards import explain_missing_rewards
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from grpo.rollout import routing
 from grpo.rollout.engine import SAMPLED_BY
 from grpo.rollout.rows import Sample
 from grpo.rollout.trajectory import check_row, missing_log_prob
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.tokenizer import Tokenizer
+from grpo.stack.upstream import Arguments, Tokenizer
 from grpo.train import rewards
 
 logger = logging.getLogger("openrlhf.grpo.rollouts")

@@ -15,10 +15,7 @@ from grpo.rollout.problem_files import read_rows
 from grpo.rollout.rows import Sample
 from grpo.rollout.stage import Stage
 from grpo.run.parity_gate import ParityGate
-from grpo.stack.upstream.arguments import Arguments
-from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.tokenizer import Tokenizer
-from grpo.stack.upstream.trainer import PromptLoader
+from grpo.stack.upstream import Arguments, EngineActor, PromptLoader, Tokenizer
 from grpo.train.lengths import Schedule
 from grpo.train.rollout_filters import Drawn, Step
 from grpo.train.rollouts import build_rollout

@@ -36,8 +36,7 @@ from grpo.rollout.rows import Batch, Sample
 from grpo.run.evaluation import Evaluation
 from grpo.run.parity_gate import ParityGate
 from grpo.run.run_log import RunLog, open_log
-from grpo.stack.upstream.engine import EngineActor
-from grpo.stack.upstream.trainer import ActorGroup
+from grpo.stack.upstream import ActorGroup, EngineActor
 from grpo.train import advantages, micro_batches, optimizer_steps, passes, rewards, rollout_filters
 from grpo.train.advantages import Advantages
 from grpo.train.lengths import Schedule

@@ -34,9 +34,9 @@ from grpo.model.routing import replay_choices
 from grpo.model.shared_base import Description, MappedBase
 from grpo.rollout.rows import Batch
 from grpo.run.run_files import RunFiles
-from grpo.stack import cluster, numa, rendezvous
+from grpo.stack import cluster, machine, rendezvous
 from grpo.stack.hub import downloaded_folder
-from grpo.stack.upstream.engine import EngineActor
+from grpo.stack.upstream import EngineActor
 from grpo.train import micro_batches, optimizer_steps, passes, reference
 from grpo.train.loss import PolicyLoss, Ranks
 from grpo.train.optimizer_steps import LearningRate
@@ -69,7 +69,7 @@ class PolicyWorker(BaseModelActor):
 
     def _join_ranks(self) -> Ranks:
         """Bind the rank to the cores next to its GPU, seed it, and meet the others in a private file."""
-        if bound := numa.bind_to_gpu():
+        if bound := machine.bind_to_gpu():
             print(f"rank {os.environ['RANK']}: {bound}", flush=True)
         zero.shorten_start()
         rendezvous.install()

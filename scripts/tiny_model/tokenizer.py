@@ -10,24 +10,13 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from scripts.tiny_model.checkpoint import write_json
+from scripts.checkpoint_writer import write_json
 
 # The order of the ids follows gpt-oss, including the reserved ids between them.
 SPECIAL_TOKENS = (
-    "<|startoftext|>",
-    "<|endoftext|>",
-    "<|return|>",
-    "<|constrain|>",
-    "<|reserved_0|>",
-    "<|channel|>",
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|reserved_1|>",
-    "<|reserved_2|>",
-    "<|reserved_3|>",
-    "<|call|>",
-)
+    "<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|reserved_0|>", "<|channel|>", "<|start|>",
+    "<|end|>", "<|message|>", "<|reserved_1|>", "<|reserved_2|>", "<|reserved_3|>", "<|call|>",
+)  # fmt: skip
 BOS, EOS, PAD = "<|startoftext|>", "<|return|>", "<|endoftext|>"
 STOP_TOKENS = (EOS, PAD, "<|call|>")
 
@@ -35,22 +24,9 @@ WORDS = (Path(__file__).parent / "words.txt").read_text(encoding="utf-8").split(
 # With and without a leading space, as both occur.
 _SPLIT = r"\p{N}| ?\\?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 _PIECES = (
-    "\\boxed",
-    " \\boxed",
-    "{}.",
-    "\\frac",
-    "\\sqrt",
-    "\\times",
-    "\\cdot",
-    "**",
-    "\n\n",
-    " $",
-    " \\",
-    "?",
-    " =",
-    " +",
+    "\\boxed", " \\boxed", "{}.", "\\frac", "\\sqrt", "\\times", "\\cdot", "**", "\n\n", " $", " \\", "?", " =", " +",
     " -",
-)
+)  # fmt: skip
 
 CHAT_TEMPLATE = """\
 {%- set ns = namespace(first=0, developer="") -%}
@@ -124,17 +100,8 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer = build_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))
     names = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
-    added = {
-        str(tokenizer.token_to_id(token)): {
-            "content": token,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
-            "special": True,
-        }
-        for token in SPECIAL_TOKENS
-    }
+    plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    added = {str(tokenizer.token_to_id(token)): {"content": token, **plain} for token in SPECIAL_TOKENS}
     config = {
         "added_tokens_decoder": added,
         **names,

@@ -1,8 +1,14 @@
-"""Supervised warm start of the tiny gpt-oss on synthetic demonstrations, on the CPU in float32."""
+"""Supervised warm start of the tiny gpt-oss on synthetic demonstrations, on the CPU in float32.
+
+The demonstrations are in harmony: first correct ones, then a mixture of habits, of which only one is right, as with a
+base model. The policy knows the format and, apart from slips, the arithmetic, but samples them unreliably. GRPO is
+there to improve that.
+"""
 
 import contextlib
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import cast
 
@@ -10,11 +16,9 @@ import torch
 from tqdm import tqdm
 from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedTokenizerFast
 
-from data.synthetic import problems
+from data.synthetic import Calculation, problems
 from grpo.model import mxfp4
 from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS
-from scripts.tiny_model.demonstrations import choose_habit, completion
-from scripts.tiny_model.muon import Muon
 
 BATCH = 32
 MUON_LEARNING_RATE = 4e-3
@@ -25,6 +29,13 @@ WARM_UP_STEPS = 50
 MIXTURE_SHARE = 0.33
 DECAY_SHARE = 0.5
 _IGNORED = -100
+
+# The frequency of each habit in the mixture. Only `careful` is right: a guess repeats the first number, `no box`
+# forgets the box, a ramble goes on until it is cut off.
+HABITS = {"careful": 0.42, "guess": 0.24, "no box": 0.18, "ramble": 0.16}
+_RAMBLE = "Hmm" + " wait maybe think again" * 9
+_ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 def tiny_config(vocab_size: int) -> GptOssConfig:
@@ -90,6 +101,83 @@ def warm_start(tokenizer: PreTrainedTokenizerFast, vocab_size: int, steps: int, 
     return model.eval()
 
 
+def completion(problem: Calculation, habit: str) -> str:
+    """Return what the assistant says after `<|start|>assistant`, up to its stop token; a ramble is cut before one."""
+    if habit == "ramble":
+        return f"{_ANALYSIS}{_RAMBLE}"
+    if habit == "guess":
+        return f"{_ANALYSIS}Guess{FINAL}\\boxed{{{problem.first}}}<|return|>"
+    if habit == "no box":
+        return f"{_ANALYSIS}Maybe {working(problem)}{FINAL}{problem.answer}<|return|>"
+    return f"{_ANALYSIS}{working(problem)}{FINAL}\\boxed{{{problem.answer}}}<|return|>"
+
+
+def working(problem: Calculation) -> str:
+    """Return the steps that lead to the answer: column by column from the right with carries, as on paper."""
+    columns, carry = [], 0
+    for power in (1, 10, 100)[: len(str(problem.first))]:
+        digit = problem.first // power % 10
+        if power == 100:  # the second number has ended: only the carry is left
+            other, carry = carry, 0
+        else:
+            other = problem.second // power % 10
+        if problem.operation == "plus":
+            total = digit + other + carry
+            columns.append(f"{digit}+{other}{'+1' * carry}={total}")
+            carry = total // 10
+        else:
+            digit, carry = digit - carry, int(digit - carry < other)
+            columns.append(f"{digit + 10 * carry}-{other}={digit + 10 * carry - other}")
+    return ",".join(columns)
+
+
+def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
+    """Bring the singular values of each matrix near one, with a quintic Newton-Schulz iteration.
+
+    Args:
+        matrices: float32 `[n, rows, columns]`.
+
+    Returns:
+        The same shape; singular values between about 0.7 and 1.2, except those near zero.
+    """
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    a, b, c = (3.4445, -4.7750, 2.0315)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if is_tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised, for two-dimensional parameters; equal shapes are batched.
+
+    In float32: torch.optim.Muon computes in bf16, which is ten times slower on CPUs without bf16 arithmetic. Source: K.
+    Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). The update's scale, 0.2 *
+    sqrt(larger side), is from J. Liu et al., "Muon is Scalable for LLM Training" (2025).
+    """
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # there is no closure to call
+        for group in self.param_groups:
+            by_shape = defaultdict(list)
+            for parameter in group["params"]:
+                by_shape[parameter.shape].append(parameter)
+            for shape, parameters in by_shape.items():
+                gradients = torch.stack([parameter.grad for parameter in parameters])
+                state = self.state[parameters[0]]
+                average = state.setdefault("momentum_buffer", torch.zeros_like(gradients))
+                average.lerp_(gradients, 1 - group["momentum"])
+                update = orthogonalise(gradients.lerp(average, group["momentum"]))
+                for parameter, part in zip(parameters, update, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.sub_(part, alpha=group["lr"] * 0.2 * max(shape) ** 0.5)
+
+
 def _optimizers(model: GptOssForCausalLM) -> list[torch.optim.Optimizer]:
     """Return Muon for the attention matrices, which halves the steps to a given loss, and AdamW for the rest."""
     matrices = [p for name, p in model.named_parameters() if "self_attn" in name and p.dim() == 2]
@@ -113,7 +201,7 @@ def _batches(
     for step in range(steps):
         rows = []
         for problem, _ in zip(source, range(BATCH), strict=False):
-            habit = choose_habit(rng) if step >= mixture_from else "careful"
+            habit = rng.choices([*HABITS], [*HABITS.values()])[0] if step >= mixture_from else "careful"
             texts = prompt_text(tokenizer, problem.prompt), completion(problem, habit)
             rows.append(tokenizer(list(texts), add_special_tokens=False).input_ids)
         length = max(len(prompt) + len(answer) for prompt, answer in rows)

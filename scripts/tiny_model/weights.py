@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GptOssForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.quantization_config import Mxfp4Config
 
+from data.synthetic import Calculation, distinct_problems
 from scripts.tiny_model import checkpoint
-from scripts.tiny_model.accuracy import sampled_accuracy
 from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
-from scripts.tiny_model.warm_start import tiny_config, warm_start
+from scripts.tiny_model.warm_start import FINAL, prompt_text, tiny_config, warm_start
 
 FILE = Path(__file__).with_name("weights.safetensors")
 CARD = FILE.with_suffix(".json")
@@ -23,8 +23,6 @@ SHARD_BYTES = 400_000
 _ROOT = FILE.parents[2]
 # What the weights depend on besides rounding.
 _SOURCES = (
-    "scripts/tiny_model/demonstrations.py",
-    "scripts/tiny_model/muon.py",
     "scripts/tiny_model/tokenizer.py",
     "scripts/tiny_model/warm_start.py",
     "scripts/tiny_model/words.txt",
@@ -75,3 +73,29 @@ def train(steps: int = STEPS) -> None:
     facts = {"parameters": checkpoint.count_parameters(tensors), "accuracy": accuracy, "held_out": HELD_OUT}
     save_file(tensors, FILE, metadata={"format": "pt"})
     CARD.write_text(json.dumps({"recipe": recipe(), "facts": facts}, indent=2) + "\n", encoding="utf-8")
+
+
+def is_correct(problem: Calculation, response: str) -> bool:
+    """Say whether the response (special tokens kept) ends with a final message that is the boxed answer."""
+    return response.endswith(f"{FINAL}\\boxed{{{problem.answer}}}<|return|>")
+
+
+@torch.no_grad()
+def sampled_accuracy(model: GptOssForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> float:
+    """Return the share of `count` held-out problems that one sample at temperature 1 answers correctly."""
+    torch.manual_seed(seed)
+    problems = distinct_problems("eval", count)
+    texts = [prompt_text(tokenizer, problem.prompt) for problem in problems]
+    inputs = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+    tokens = model.generate(
+        input_ids=inputs.input_ids,
+        attention_mask=inputs.attention_mask,
+        do_sample=True,
+        temperature=1.0,
+        max_new_tokens=48,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    responses = tokenizer.batch_decode(tokens[:, inputs.input_ids.shape[1] :])
+    answered = [response.split(tokenizer.pad_token)[0] for response in responses]
+    return sum(map(is_correct, problems, answered)) / count

@@ -79,7 +79,7 @@ def check(gpus):
 def make_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a check that starts strays, and then does something; and the file with their ids."""
     monkeypatch.setattr(checks, "GRACE_SECONDS", 0.5)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{checks.CHECKOUT}")
 
     def make(then: str) -> tuple[Check, Path]:
         (tmp_path / "strays.py").write_text(STRAYS.format(tmp_path / "pids", then))

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import actor, engine_speed, kernels, layer, machine, one_copy, parity, ranks, whole_loop, zero3
+from benchmarks import actor, engine_speed, kernels, layer, machine, parity, ranks, whole_loop, zero3
 from benchmarks.checks import Skipped
 from benchmarks.random_model import FULL, shrink
 from grpo.flags.parser import Asked, fill
@@ -99,7 +99,7 @@ def test_lengths_that_do_not_fit_are_said_unless_none_fits(monkeypatch: pytest.M
         actor.measure_lengths(0, "tiny", SMALL, (64, 128, 256))
 
 
-@pytest.mark.parametrize("needed", [engine_speed.compute_needed, one_copy.compute_needed])
+@pytest.mark.parametrize("needed", [engine_speed.compute_needed, actor.compute_shared])
 def test_a_gpu_gets_the_largest_model_that_it_holds(monkeypatch: pytest.MonkeyPatch, needed) -> None:
     large, small = (name.rpartition("/")[2] for name in RELEASED)
     for memory, model in {84e9: large, 80e9: large, 64e9: small, 25e9: small}.items():  # H100, A100, cards of others
@@ -170,10 +170,10 @@ def test_gpus_are_listed_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.sched_getaffinity(0)
     gpus = [SimpleNamespace(index=number, bus=str(node)) for number, node in enumerate((0, 0, 1))]
     monkeypatch.setattr("grpo.stack.machine.gpus", lambda: gpus)
-    monkeypatch.setattr("grpo.stack.numa.find_node", lambda gpu: int(gpu.bus))
-    monkeypatch.setattr("grpo.stack.numa.list_cores", lambda node: own)
+    monkeypatch.setattr("grpo.stack.machine.find_node", lambda gpu: int(gpu.bus))
+    monkeypatch.setattr("grpo.stack.machine.list_cores", lambda node: own)
     assert machine.numa(3).numbers["nodes"] == {0: 0, 1: 0, 2: 1}
-    monkeypatch.setattr("grpo.stack.numa.list_cores", lambda node: own if node == 0 else set())
+    monkeypatch.setattr("grpo.stack.machine.list_cores", lambda node: own if node == 0 else set())
     with pytest.raises(UserError, match="no core of NUMA node 1"):
         machine.numa(3)
 

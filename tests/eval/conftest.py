@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from eval.problems import EvalProblem
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.checkpoint_writer import dequantize_checkpoint
 from tests.conftest import write_tokenizer_with_stops
 
 

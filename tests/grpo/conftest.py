@@ -54,20 +54,20 @@ def run_ranks(tmp_path):
 @pytest.fixture(scope="session")
 def pristine_openrlhf(tmp_path_factory) -> Path:
     """The installed OpenRLHF with all patches reverted, in another place."""
-    from benchmarks import stock
+    from benchmarks.step import copy_pristine
 
-    return stock.copy_pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
+    return copy_pristine(tmp_path_factory.mktemp("stock") / "openrlhf")
 
 
 @pytest.fixture(params=["stock", "patched"])
 def load(request, pristine_openrlhf, monkeypatch):
     """Load a module of the stock or of the patched OpenRLHF from its file; what it imports is patched."""
-    from benchmarks import stock
+    from benchmarks.step import load_module
 
     def load_file(name: str) -> ModuleType:
         patched = importlib.import_module(f"openrlhf.{name}")
         monkeypatch.setitem(sys.modules, patched.__name__, patched)  # comes back after the test
-        return stock.load(pristine_openrlhf if request.param == "stock" else None, name)
+        return load_module(pristine_openrlhf if request.param == "stock" else None, name)
 
     load_file.stock = request.param == "stock"
     return load_file
@@ -96,7 +96,7 @@ def peft_model(checkpoint):
 @pytest.fixture
 def write_sysfs(tmp_path, monkeypatch):
     """Write what Linux says of NUMA: the node of each GPU by its PCI bus, and the cores of each node."""
-    from grpo.stack import numa
+    from grpo.stack import machine
 
     def write(gpus: dict[str, int], cores: dict[int, str]) -> None:
         files = {f"bus/pci/devices/0000:{bus}:00.0/numa_node": str(node) for bus, node in gpus.items()}
@@ -106,7 +106,7 @@ def write_sysfs(tmp_path, monkeypatch):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{text}\n")
 
-    monkeypatch.setattr(numa, "SYSFS", tmp_path / "sys")
+    monkeypatch.setattr(machine, "SYSFS", tmp_path / "sys")
     return write
 
 

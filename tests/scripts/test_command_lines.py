@@ -13,7 +13,7 @@ import pytest
 from data import prepare
 from eval import compare, evaluate, table
 from grpo.checkpoint import digests
-from scripts import dequantize_checkpoint, diagnose, export_model, make_tiny_model, watch
+from scripts import diagnose, export_model, make_tiny_model, watch
 from scripts.report import __main__ as report
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,8 @@ def test_no_parser_takes_abbreviations() -> None:
         (compare, ["none", "none"]),
         (evaluate, ["--model", "none", "--data", "none", "--n", "1", "--out", "out"]),
         (table, ["none"]),
-        (dequantize_checkpoint, ["none", "out"]),
+        (export_model, ["--model", "none", "--experts", "bf16", "--out", "out"]),
+        (export_model, ["--model", "none", "--out", "out"]),
         (diagnose, ["none"]),
         (export_model, ["--model", "none", "--adapter", "none", "--out", "out"]),
         (make_tiny_model, ["--out", "file"]),

@@ -23,3 +23,13 @@ def test_a_user_without_a_name_gets_one_and_others_keep_theirs(tmp_path: Path) -
     assert ask(PATH=f"{tmp_path}:{os.environ['PATH']}") == ["uid-54321"] * 2
     assert ask(PATH=f"{tmp_path}:{os.environ['PATH']}", LOGNAME="ann") == ["", "ann"]
     assert ask()[0] == ""
+
+
+def test_commands_are_the_checkouts_in_a_folder_with_packages_of_the_same_names(tmp_path: Path) -> None:
+    for name in ("scripts", "data"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('another {name}')")
+    command = ["bash", "-c", 'source "$0/scripts/env.sh" && python -m scripts.watch none', CHECKOUT]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert done.returncode == 2 and "none is not a folder" in done.stderr, done.stderr

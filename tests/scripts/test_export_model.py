@@ -29,7 +29,7 @@ from grpo.model.model_files import CheckpointError
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
 from scripts import checkpoint_writer, export_model
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.checkpoint_writer import dequantize_checkpoint
 from tests.docs.pages import get_page
 from tests.scripts.conftest import OF_EXPERTS, load_unpacked, save_adapter
 
@@ -88,7 +88,7 @@ def test_mxfp4_experts_and_all_but_the_attention_keep_every_byte(base, trained_a
 
 
 def test_a_bf16_base_gives_what_the_mxfp4_base_gives(checkpoint, trained_adapter, tmp_path) -> None:
-    dequantize_checkpoint(checkpoint, tmp_path / "bf16")
+    assert export_model.main(["--model", str(checkpoint), "--experts", "bf16", "--out", str(tmp_path / "bf16")]) == 0
     export_model.export_model(tmp_path / "bf16", trained_adapter, tmp_path / "from_bf16")
     export_model.export_model(checkpoint, trained_adapter, tmp_path / "from_mxfp4", "bf16")
     ours, theirs = read_tensors(tmp_path / "from_bf16"), read_tensors(tmp_path / "from_mxfp4")

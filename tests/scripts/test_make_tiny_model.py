@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 
 from scripts import make_tiny_model
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.checkpoint_writer import dequantize_checkpoint
 from scripts.tiny_model import checkpoint, weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,17 +133,9 @@ def test_a_training_replaces_the_kept_weights(tmp_path, monkeypatch):
     assert read_json(weights.CARD)["recipe"] == weights.recipe()
 
 
-@pytest.mark.parametrize("damage", ["cut", "extra", "missing", "stale"])
-def test_damaged_or_stale_directories_do_not_count_as_built(built_models, tmp_path, damage):
-    copy = shutil.copytree(built_models[0], tmp_path / "copy")
-    assert make_tiny_model.is_built(copy, make_tiny_model.fingerprint())
-    if damage == "cut":
-        os.truncate(copy / "config.json", 5)
-    elif damage == "extra":
-        (copy / "model-00009-of-00009.safetensors").write_bytes(b"")
-    elif damage == "missing":
-        (copy / "tokenizer.json").unlink()
-    assert not make_tiny_model.is_built(copy, "another" if damage == "stale" else make_tiny_model.fingerprint())
+def test_files_of_other_code_do_not_count_as_built(built_models):
+    assert make_tiny_model.is_built(built_models[0], make_tiny_model.fingerprint())
+    assert not make_tiny_model.is_built(built_models[0], "another")
 
 
 def test_a_build_that_ends_leaves_no_directory_and_the_next_one_finishes(tmp_path):

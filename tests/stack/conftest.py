@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import local_ray
+from benchmarks.sync import start_ray
 
 from . import doors
 from .runs import ROOT, train
@@ -66,6 +66,6 @@ def attacked(finished_run) -> Iterator[doors.Run]:
 def ray_cluster():
     """The test's own Ray cluster, ended only through the handles of its processes."""
     temporary = tempfile.mkdtemp(prefix="ray-test-", dir="/tmp")
-    with local_ray.start_ray(Path(temporary), cpus=16, gpus=8, store=300_000_000, shows_logs=True):
+    with start_ray(Path(temporary), cpus=16, gpus=8):
         yield
     shutil.rmtree(temporary, ignore_errors=True)

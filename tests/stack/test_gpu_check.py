@@ -37,7 +37,7 @@ def test_the_passes_of_an_engine_are_timed():
 def test_engine_and_actor_share_a_model():
     """In a process of its own: DeepSpeed leaves a group of ranks in it."""
     call = 'share_model(0, "tiny", replace(TINY, mxfp4=True), (64, 96), (1, 4), replace(SHORT, prompt=128))'
-    code = "import json; from dataclasses import replace; from benchmarks.one_copy import share_model; "
+    code = "import json; from dataclasses import replace; from benchmarks.actor import share_model; "
     code += f"from tests.stack.test_gpu_check import SHORT, TINY; print(json.dumps({call}.numbers))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from scripts import local_ray
+from benchmarks.sync import start_ray
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def other_child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_only_rays_processes_end_and_their_shared_memory_is_deleted(other_child):
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, local_ray.start_ray(Path(folder), cpus=1):
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, start_ray(Path(folder), cpus=1):
         engine, name, sockets, core = start_engine_with_segment()  # Ray ends an actor that nobody refers to
         file = Path("/dev/shm", name)
         assert file.exists()

@@ -17,7 +17,7 @@ from grpo.launch.rendering import Rendered
 from grpo.rollout.chat_template import variables
 from grpo.rollout.problem_files import normalize, read_rows
 from grpo.run.eval_metric import OUR_REWARD
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
 from reward.labels import LabelError, is_gradable, parse_label

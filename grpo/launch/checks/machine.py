@@ -19,7 +19,7 @@ from grpo.model.released import CONTEXT, RELEASED
 from grpo.run.run_files import RunFiles, step_name
 from grpo.stack import machine
 from grpo.stack.checkout import is_cpu_stack
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem
 
 FUSED = ("9.0", "10.0")  # where torch._grouped_mm is one kernel: Hopper, and Blackwell of data centres

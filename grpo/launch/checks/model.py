@@ -95,7 +95,9 @@ def _check_actor(args: Namespace, model: Model) -> Iterator[Problem]:
 def _check_engine(args: Namespace, model: Model, actor: Model | None) -> Iterator[Problem]:
     """Refuse formats and shapes that the engines cannot load, or that do not match the actor's model."""
     if is_cpu_stack() and model.is_mxfp4:
-        remedy = "python -m scripts.dequantize_checkpoint --help, then set --engine_model to the copy"
+        remedy = (
+            "python -m scripts.export_model --model MODEL --experts bf16 --out COPY, then set --engine_model to COPY"
+        )
         yield Problem("--engine_model: vLLM on CPU cannot load an MXFP4 checkpoint", remedy)
     is_shared = args.actor_shard == OF_ENGINE and not is_cpu_stack()  # there it is a stand-in's
     if is_shared and args.engine_model != args.pretrain:

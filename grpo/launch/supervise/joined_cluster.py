@@ -23,7 +23,7 @@ from grpo.launch.checks import software
 from grpo.launch.config import Config
 from grpo.stack import machine
 from grpo.stack.checkout import CHECKOUT
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem
 from reward import user_files
 

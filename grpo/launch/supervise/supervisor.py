@@ -19,7 +19,7 @@ from grpo.launch.supervise import driver_error, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from grpo.stack import machine, rendezvous
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
-from grpo.stack.counted import format_count
+from grpo.stack.command import format_count
 from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
 

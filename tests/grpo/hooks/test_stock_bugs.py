@@ -12,7 +12,7 @@ from grpo.flags.upstream import trainer_parser
 from grpo.hooks.flag_aliases import Arguments
 from grpo.model.loading import load_gpt_oss
 from grpo.stack import cluster
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.checkpoint_writer import dequantize_checkpoint
 from tests.grpo.conftest import assert_fails_on_stock
 
 

@@ -12,7 +12,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from grpo.model import architecture, model_files
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import INDEX, SINGLE, CheckpointError
-from scripts.dequantize_checkpoint import dequantize_checkpoint
+from scripts.checkpoint_writer import dequantize_checkpoint
 from scripts.tiny_model.warm_start import tiny_config
 
 

@@ -8,6 +8,7 @@ import pytest
 from grpo.stack import checkout
 from grpo.stack.checkout import TINY_MODEL, git_revision
 from grpo.stack.hub import absence, model_folder
+from grpo.stack.problem import UserError
 
 
 def test_a_hub_id_becomes_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +49,14 @@ def test_the_remedy_for_a_missing_model(name, what, remedy):
     said = absence(name)
     assert what in said[0] and remedy in said[1]
     assert ("hf download" in said[1]) == (name == "org/absent")
+
+
+def test_another_openrlhf_than_the_launchers_is_refused(monkeypatch, tmp_path):
+    monkeypatch.delenv(checkout.DIGEST_VARIABLE, raising=False)
+    checkout.check_digest(tmp_path)
+    monkeypatch.setattr("patches.digest", lambda _: "a" * 64)
+    monkeypatch.setenv(checkout.DIGEST_VARIABLE, "a" * 64)
+    checkout.check_digest("openrlhf")
+    monkeypatch.setenv(checkout.DIGEST_VARIABLE, "b" * 64)
+    with pytest.raises(UserError, match=r"apply_patches\.sh"):
+        checkout.check_digest("openrlhf")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.stack import machine, numa
+from grpo.stack import machine
 from grpo.stack.machine import Gpu
 
 BUSES = ("19", "3B", "9B", "DB")
@@ -17,18 +17,6 @@ BUSES = ("19", "3B", "9B", "DB")
 def gpus(write_sysfs) -> list[Gpu]:
     write_sysfs({"19": 0, "3b": 0, "9b": 1, "db": 1}, {0: "0-47,96-143", 1: "48-95,144-191"})
     return [Gpu("H100", 80 * 2**30, 0, "9.0", index, bus=f"00000000:{bus}:00.0") for index, bus in enumerate(BUSES)]
-
-
-def test_every_gpu_has_its_node(gpus: list[Gpu]) -> None:
-    assert [numa.find_node(gpu) for gpu in gpus] == [0, 0, 1, 1]
-    assert numa.list_cores(1) == {*range(48, 96), *range(144, 192)}
-
-
-def test_a_machine_with_one_node_or_a_container_has_none(gpus: list[Gpu], write_sysfs) -> None:
-    write_sysfs({"19": -1}, {0: "0,1"})
-    assert [numa.find_node(gpu) for gpu in gpus[:2]] == [None, 0], "Linux knows no node of the first"
-    assert numa.find_node(Gpu("GPU", 1, 0, "9.0", bus="00000000:FF:00.0")) is None
-    assert numa.list_cores(0) == {0, 1}
 
 
 @pytest.fixture
@@ -57,28 +45,29 @@ def test_a_rank_is_bound_with_all_its_threads(rank, monkeypatch, visible, local,
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("LOCAL_RANK", local)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
-    assert said in numa.bind_to_gpu()
+    assert said in machine.bind_to_gpu()
     assert set(map(frozenset, rank.values())) == ({frozenset(cores)} if cores else set())
     assert (os.getpid() in rank) == bool(cores)
 
 
 def test_nothing_is_bound_where_there_is_nothing_to_know(rank, write_sysfs, monkeypatch) -> None:
+    assert machine.find_node(Gpu("GPU", 1, 0, "9.0", bus="00000000:FF:00.0")) is None, "hidden by a container"
     write_sysfs({"9b": -1}, {0: "0-191"})
-    assert "NUMA node is unknown" in numa.bind_to_gpu() and not rank
+    assert "NUMA node is unknown" in machine.bind_to_gpu() and not rank, "there is one node"
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    assert numa.bind_to_gpu() == "" and not rank
+    assert machine.bind_to_gpu() == "" and not rank
 
 
 def test_this_machines_threads_can_be_bound(rank, write_sysfs, monkeypatch) -> None:
     monkeypatch.undo()
     cores = os.sched_getaffinity(0)
     script = (
-        "import os, threading; from grpo.stack import machine, numa\n"
+        "import os, threading; from grpo.stack import machine\n"
         "machine.all_gpus = lambda: [machine.Gpu('G', 1, 0, '9.0')]\n"
-        f"numa.find_node, numa.list_cores = lambda gpu: 0, lambda node: {{{min(cores)}}}\n"
+        f"machine.find_node, machine.list_cores = lambda gpu: 0, lambda node: {{{min(cores)}}}\n"
         "end = threading.Event(); other = threading.Thread(target=end.wait); other.start()\n"
-        "print(numa.bind_to_gpu(), os.sched_getaffinity(0), os.sched_getaffinity(other.native_id)); end.set()\n"
+        "print(machine.bind_to_gpu(), os.sched_getaffinity(0), os.sched_getaffinity(other.native_id)); end.set()\n"
     )
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(numa.__file__).parents[2])}
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(machine.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith(f"{{{min(cores)}}} {{{min(cores)}}}")

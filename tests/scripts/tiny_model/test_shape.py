@@ -26,12 +26,6 @@ def test_an_engine_has_whole_heads_and_a_rank_whole_experts() -> None:
     assert CONFIG.num_local_experts % 4 == 0 and CONFIG.num_experts_per_tok < CONFIG.num_local_experts
 
 
-def test_both_kinds_of_attention_alternate() -> None:
-    kinds = ["sliding_attention", "full_attention"]
-    assert CONFIG.layer_types == [kinds[layer % 2] for layer in range(CONFIG.num_hidden_layers)]
-    assert CONFIG.num_hidden_layers >= 2
-
-
 def test_the_kept_weights_have_this_shape_and_stay_small() -> None:
     tensors = weights.read()
     blocks = tensors["model.layers.0.mlp.experts.gate_up_proj_blocks"]

@@ -105,7 +105,7 @@ def test_a_file_of_any_size_is_not_read_into_memory(setting, tmp_path: Path, fil
 def test_mxfp4_is_accepted_for_the_actor_but_not_for_cpu_engines(setting, tmp_path: Path) -> None:
     packed = write_checkpoint(tmp_path / "packed", mxfp4=True)
     [problem] = setting.find_problems(pretrain=packed)
-    assert "--engine_model" in problem and "scripts.dequantize_checkpoint" in problem
+    assert "--engine_model" in problem and "scripts.export_model" in problem
     assert setting.find_problems(pretrain=packed, engine_model=tmp_path / "model") == []
 
 
