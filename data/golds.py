@@ -10,8 +10,8 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+from reward.answers import extract_boxed
 from reward.comparison import is_readable
-from reward.extraction import extract_boxed
 from reward.notation import MAX_ANSWER_CHARS, spell
 
 _EXACT = 2**53  # up to here a float is the integer that was written

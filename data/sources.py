@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from grpo.stack.json_files import build_object, numbered_rows, read_bytes, read_json
 from grpo.stack.problem import UserError
-from reward.extraction import extract_boxed
+from reward.answers import extract_boxed
 
 _PAGE = re.compile(r"/(\d{4})_AIME_(II?)_Problems/Problem_(\d+)\Z")
 

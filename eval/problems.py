@@ -15,7 +15,7 @@ from grpo.run.records import name_problem
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
 from grpo.stack.upstream.tokenizer import explain
-from reward.labels import is_gradable, parse_label
+from reward.answers import is_gradable, parse_label
 
 Reader = Literal["grader", "environment", "reward"]
 

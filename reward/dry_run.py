@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reward import user_files
-from reward.returned import ACCEPTED, ReturnError, read
+from reward.user_files import ACCEPTED, ReturnError, read
 
 _EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/reward.md has an example"
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from grpo.environments import environment
-from grpo.environments.environment import PYTHON, Message, Score, SetupError, ToolError
+from grpo.environments.environment import PYTHON, Message, Score, SetupError, ToolError, grade_messages
 from grpo.environments.sandbox.confinement import Limits, Unconfined
 from grpo.environments.sandbox.sandbox import GuestDied, Sandbox, find_escapes
-from grpo.environments.single import grade_messages
 
 INSTRUCTIONS = (
     "Solve the problem. You can run Python code with the python tool, which keeps variables between calls and has "

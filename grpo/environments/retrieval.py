@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.environments import environment
-from grpo.environments.environment import Message, Score, SetupError, Tool, ToolError
-from grpo.environments.single import grade_messages
+from grpo.environments.environment import Message, Score, SetupError, Tool, ToolError, grade_messages
 from grpo.stack.json_files import numbered_rows
 
 VARIABLE = "GRPO_LIBRARY"

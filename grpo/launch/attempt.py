@@ -26,7 +26,7 @@ from grpo.run.progress import Progress, describe_continuation, find_adapter
 from grpo.run.run_files import RunFiles, read_attempts, saved_steps
 from grpo.stack.patch_digest import DIGEST_VARIABLE
 from grpo.stack.problem import Problem
-from reward import judge_actor, stand_in
+from reward import gemini, judge_actor
 from reward.settings import STAND_IN_VARIABLE
 
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
@@ -70,7 +70,7 @@ def _start_judge(judge: RunJudge) -> dict[str, str]:
         return {}
     variables = {judge_actor.VARIABLE: judge_actor.NAME}
     if judge.is_stand_in:
-        variables[STAND_IN_VARIABLE] = address = stand_in.serve(judge.settings.chain.models)
+        variables[STAND_IN_VARIABLE] = address = gemini.serve_stand_in(judge.settings.chain.models)
         print(f"the judge's stand-in answers at {address}", flush=True)
     return variables
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from grpo.rollout.problem_files import read_rows
 from grpo.stack.problem import UserError
-from reward.labels import LabelError, is_gradable, parse_label
+from reward.answers import LabelError, is_gradable, parse_label
 
 _NAME = "name a .jsonl file; python -m data.prepare writes one"
 

@@ -42,7 +42,7 @@ from grpo.lora.adapter import (
     row_sums,
     unflatten,
 )
-from grpo.model import cpu_cache, cpu_matmul, engine_base, shared_base
+from grpo.model import cpu_matmul, engine_base, shared_base
 from grpo.model.vocabulary import Allocated, find_allocated, mask_
 from grpo.stack import rendezvous
 from grpo.stack.upstream.engine import Attention, Experts, LinearLayer
@@ -328,6 +328,6 @@ def _shares_base(config: VllmConfig) -> bool:
 
 _install()
 router_capture.install()
-cpu_cache.install()
+engine_base.give_back_caches()
 cpu_matmul.install()  # the same matrix products as in the trainer
 rendezvous.install()  # vLLM imports this module before its workers meet

@@ -15,7 +15,7 @@ import pytest
 from data import prepare
 from grpo.launch.data_files import read_records
 from grpo.rollout.harmony import renderer
-from reward.labels import parse_label
+from reward.answers import parse_label
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.data.conftest import make_aime_rows, make_math_rows, make_words, read_split, write_rows

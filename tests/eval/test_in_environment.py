@@ -7,7 +7,7 @@ import pytest
 
 from eval.harness import Setting, hold_conversation
 from eval.problems import EvalProblem, derive_seed
-from grpo.environments.single import Environment as Single
+from grpo.environments.environment import SingleAnswer
 from grpo.rollout.harmony import SAMPLED, template_for
 from grpo.rollout.multi_turn import EnginePolicy, roll_out
 from tests.grpo.environments.scripted import LIMITS, Library, ScriptedEngine, make_params
@@ -61,4 +61,4 @@ def test_the_conversation_is_kept_as_text():
 
 @pytest.mark.parametrize(("answer", "score"), [("\\boxed{42}", 1.0), ("\\boxed{41}", 0.0)])
 def test_single_answers_are_graded(answer, score):
-    assert hold_turns(make_setting(Single), FINAL.format(answer))[0]["score"] == score
+    assert hold_turns(make_setting(SingleAnswer), FINAL.format(answer))[0]["score"] == score

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reward import chain as module
-from reward.chain import Answer, ChainError
-from reward.limits import FAILURES_TO_OPEN, NoSlot
+from reward.chain import FAILURES_TO_OPEN, Answer, ChainError, NoSlot
 
 from . import gemini_server
 from .gemini_server import GeminiServer, error, says

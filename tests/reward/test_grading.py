@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward import equivalence
-from reward.answers import TOO_LONG, grade
-from reward.extraction import CUT_IN_BOX, NO_ANSWER
+from reward.answers import CUT_IN_BOX, NO_ANSWER, TOO_LONG, grade
 
 from .harmony import format_harmony
 from .outside import PAIRS

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from reward import user_files
-from reward.returned import ReturnError, read
 from reward.settings import SettingsError
+from reward.user_files import ReturnError, read
 
 CALL = (["<p>12"], ["<p>"], ["7"])
 

@@ -17,7 +17,7 @@ from vllm.config.compilation import CUDAGraphMode
 from benchmarks.random_model import shrink, write_config
 from grpo.model.footprint import DECODED_SEQUENCES
 from grpo.rollout import engine
-from grpo.rollout.sample_params import mark_recorded
+from grpo.rollout.stage import mark_recorded
 from tests.grpo.rollout.tokenizer import TOKENIZER
 
 SEED = 40

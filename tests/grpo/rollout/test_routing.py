@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm import SamplingParams
 
-from grpo.rollout import routing
-from grpo.rollout.engine import ids_only
-from grpo.rollout.sample_params import for_sample, mark_recorded, read_name
+from grpo.rollout.engine import add_routing, assemble_choices, ids_only, take_routing
+from grpo.rollout.stage import for_sample, mark_recorded, read_name
 
 SHAPE = (2, 2)
 TOKENS = st.lists(st.integers(5, 7), max_size=6)
@@ -32,7 +31,7 @@ def test_a_position_has_the_choice_of_the_first_call_that_was_fed_all_tokens_up_
         next((1 + 50 * n + at for n, each in enumerate(fed) if each[: at + 1] == tokens[: at + 1]), 0)
         for at in range(len(tokens))
     ]
-    assert pick_layer_0(routing.assemble_choices(tokens, calls, SHAPE)) == expected
+    assert pick_layer_0(assemble_choices(tokens, calls, SHAPE)) == expected
 
 
 def test_rollouts_of_a_prompt_have_names_that_calls_keep():
@@ -61,7 +60,7 @@ def test_responses_and_their_branches_get_the_routing_of_their_sample():
         {"observation_tokens": [5, 6, 7], "branches": [{"observation_tokens": [5, 9]}]},
         {"observation_tokens": [5, 6]},
     ]
-    made = routing.add_routing(responses, asyncio.run(routing.take(engine, params, 2)))
+    made = add_routing(responses, asyncio.run(take_routing(engine, params, 2)))
     samples = [made[0], made[0]["branches"][0], made[1]]
     assert [pick_layer_0(sample["routing"]) for sample in samples] == [[1, 2, 0], [1, 0], [1, 2]]
     assert engine.asked == [("take_routing", ([read_name(for_sample(params, n)) for n in (0, 1)],))]
@@ -69,5 +68,5 @@ def test_responses_and_their_branches_get_the_routing_of_their_sample():
 
 def test_without_a_record_nothing_is_asked():
     engine, responses = Engine(), [{"observation_tokens": [5]}]
-    recorded = asyncio.run(routing.take(engine, SamplingParams(), 1))
-    assert routing.add_routing(responses, recorded) == [{"observation_tokens": [5]}] and not engine.asked
+    recorded = asyncio.run(take_routing(engine, SamplingParams(), 1))
+    assert add_routing(responses, recorded) == [{"observation_tokens": [5]}] and not engine.asked
