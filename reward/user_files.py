@@ -25,7 +25,8 @@ FUNCTION = "reward_func"
 ACCEPTED = 'return a number, a list of numbers, or {"rewards": ..., "scores": ..., "extra_logs": {...}}'
 _KEYS = {"rewards", "scores", "extra_logs"}
 _CHECKOUT = Path(__file__).resolve().parents[1]
-# Files may import from our packages grpo and reward, which come first.
+# Files may import from our packages grpo and reward, which import each other by these names and so come first.
+_FIRST = ("grpo", "reward")
 _OURS = ("benchmarks", "data", "eval", "patches", "scripts", "tests")
 
 
@@ -106,6 +107,12 @@ def _first_on_path(folder: Path) -> Iterator[None]:
         for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
             del sys.modules[name]
         sys.modules.update(ours)
+
+
+def find_hidden(error: BaseException, folder: Path) -> Path | None:
+    """Return the folder beside a file that one of our packages hides, if that is why an import failed."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    return folder / name if name in _FIRST and (folder / name).is_dir() else None
 
 
 def run_file(path: Path, name: str) -> ModuleType:

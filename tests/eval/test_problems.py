@@ -40,6 +40,18 @@ def test_errors_name_their_line(tmp_path, rows, message):
         read_problems(write(tmp_path / "data.jsonl", *rows))
 
 
+HELLO = {"role": "assistant", "content": "Welcome."}
+ASKED = {"role": "user", "content": "1 + 1?"}
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"), [([HELLO, ASKED], "'assistant' in message 1"), ([ASKED, HELLO], "ends with the assistant")]
+)
+def test_a_conversation_that_cannot_be_answered_is_named_with_its_line(tmp_path, chat, said):
+    with pytest.raises(UserError, match=f"line 2: 'prompt' .*{said}"):
+        read_problems(write(tmp_path / "data.jsonl", GOOD, GOOD | {"id": "b", "prompt": chat}), "reward")
+
+
 def test_a_missing_or_binary_file_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"none\.jsonl.*data\.prepare"):
         read_problems(tmp_path / "none.jsonl")
