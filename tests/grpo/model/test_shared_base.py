@@ -257,16 +257,6 @@ def test_a_base_whose_engine_has_ended_or_holds_another_model_is_refused(checkpo
     other.kill()
 
 
-def test_an_actor_that_was_killed_leaves_the_base(checkpoint, owner):
-    child = os.fork()
-    if not child:
-        MappedBase(owner.description)
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert owner.process.poll() is None
-    MappedBase(owner.description).check()
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [(3, 5), (2, 8)])
 def test_the_digest_shows_every_change(dtype, shape, monkeypatch):
