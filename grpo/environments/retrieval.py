@@ -83,11 +83,7 @@ class Library:
 
 
 def read_documents(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield title and text of each document.
-
-    Raises:
-        SetupError: for an invalid library path.
-    """
+    """Yield title and text of each document. Raises SetupError for an invalid library path."""
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.suffix in (".txt", ".md") and file.is_file():

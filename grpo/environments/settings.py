@@ -212,11 +212,7 @@ class EnvironmentSettings:
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> "EnvironmentSettings":
-        """Read GRPO_ENVIRONMENT and the limits.
-
-        Raises:
-            UserError: without an environment, or for an invalid value.
-        """
+        """Read GRPO_ENVIRONMENT and the limits. Raises UserError without an environment, or for an invalid value."""
         given = variables(environ)
         if not given:
             raise SetupError("ENVIRONMENT is missing", "set ENVIRONMENT to a name or to a .py file")
