@@ -92,7 +92,6 @@ class Client:
             response_mime_type="application/json" if schema else None,
             response_schema=schema,
             max_output_tokens=settings.max_output_tokens,
-            temperature=settings.temperature,
             store=False,  # else a paid project may keep requests: https://ai.google.dev/gemini-api/docs/logs-datasets
             http_options=self._types.HttpOptions(timeout=max(1, round(seconds * 1000))),
         )

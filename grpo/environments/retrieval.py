@@ -140,7 +140,6 @@ class Environment(environment.Environment):
 
     @classmethod
     def check(cls) -> None:
-        """See :meth:`grpo.environments.environment.Environment.check`."""
         path = os.environ.get(VARIABLE, "")
         if not path:
             raise SetupError("the retrieval environment has no library", "set --library to a folder or .jsonl file")
@@ -150,18 +149,15 @@ class Environment(environment.Environment):
             )
 
     async def start(self) -> list[Message]:
-        """See :meth:`grpo.environments.environment.Environment.start`."""
         return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": self.prompt}]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """See :meth:`grpo.environments.environment.Environment.call`."""
         run = {"search": _search, "read": _read}.get(name)
         if run is None:
             raise ToolError(f"there is no tool {name!r}; the tools are search and read")
         return await asyncio.to_thread(run, os.environ[VARIABLE], arguments)
 
     async def score(self, messages: list[Message], ending: str) -> Score:
-        """See :meth:`grpo.environments.environment.Environment.score`."""
         return await grade_messages(messages, ending, self.label)
 
 

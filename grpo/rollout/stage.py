@@ -66,7 +66,7 @@ class Stage:
         mine.seed = self.get_seed(prompt)
         if name := environments_by_prompt(self.args).get(prompt):
             mine = mark(mine, **{KEY: name})
-        return mine if self._greedy_sample is None else mark_greedy(mine, self._greedy_sample)
+        return mine if self._greedy_sample is None else mark(mine, **{_GREEDY: self._greedy_sample})
 
     def get_seed(self, prompt: str) -> int:
         """Return the seed of the prompt's latest draw; its rollouts use this seed, the next one, and so on."""
@@ -102,11 +102,6 @@ def mark(params: "SamplingParams", **extra: Any) -> "SamplingParams":
     mine = copy(params)
     mine.extra_args = {**(params.extra_args or {}), **extra}
     return mine
-
-
-def mark_greedy(params: "SamplingParams", number: int) -> "SamplingParams":
-    """Return the parameters of a prompt whose sample `number` is greedy."""
-    return mark(params, **{_GREEDY: number})
 
 
 def mark_recorded(params: "SamplingParams") -> "SamplingParams":
