@@ -88,9 +88,9 @@ def test_a_module_beside_it_comes_before_a_package_of_ours(load, tmp_path):
     (tmp_path / "scripts" / "more.py").write_text("from data import WORTH\nTWICE = 2 * WORTH\n")
     (tmp_path / "eval").mkdir()  # of data files
     code = "from scripts.more import TWICE\nfrom eval.compare import compare_evaluations\n" + make_reward_code("TWICE")
-    data = importlib.import_module("data.golds")
+    data = importlib.import_module("data.sources")
     assert load(mine=code)(*CALL)["rewards"] == 0.5
-    assert importlib.import_module("data.golds") is data and "scripts.more" not in sys.modules
+    assert importlib.import_module("data.sources") is data and "scripts.more" not in sys.modules
     assert sys.path[0] != str(tmp_path) and sys.path[-1] == str(tmp_path)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data import prepare
-from data.golds import is_gold
+from data.sources import is_gold
 from grpo.launch import data_files, rendering
 from grpo.launch.checks.data import check_batches
 from grpo.launch.rendering import Rendered
