@@ -10,7 +10,6 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from grpo.stack.json_files import build_object, numbered_rows, read_bytes, read_json
 from grpo.stack.problem import UserError
-from reward.answers import extract_boxed
+from reward.answers import extract_boxed, open_label
 from reward.comparison import is_readable
 from reward.notation import MAX_ANSWER_CHARS, spell
 
@@ -171,7 +170,9 @@ def read_answer(value: Any, column: str, after: str | None = None, is_graded: bo
 
     The value is a scalar, a list of one, or a label that `data.prepare` has written.
     """
-    value = _open_label(value)
+    match open_label(value):
+        case {"answer": answer, **others} if others.keys() <= {"split"}:
+            value = answer
     if is_graded and isinstance(value, list) and len(value) == 1:
         value = value[0]
     if value is None or value != value:  # pandas writes NaN for no value
@@ -208,18 +209,6 @@ def to_text(value: Any) -> str:
         case int() | date() | time() | timedelta():
             return str(value)
     raise TypeError(f"a value of the type {type(value).__name__}, which is no answer: {value!r:.80}")
-
-
-def _open_label(value: Any) -> Any:
-    """Return the answer of a label in JSON; anything else unchanged."""
-    fields = value
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(ValueError, RecursionError):  # an answer may start with a brace: {1,2}
-            fields = json.loads(value)
-    match fields:
-        case {"answer": answer, **others} if others.keys() <= {"split"}:
-            return answer
-    return value
 
 
 def _check_gold(text: str) -> str:

@@ -11,6 +11,7 @@ answer is in a prompt's label, with the split that the problem belongs to.
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -252,17 +253,20 @@ class Label(NamedTuple):
     split: str
 
 
+def open_label(label: Any) -> Any:
+    """The object in a label of JSON; anything else unchanged."""
+    if isinstance(label, str) and label.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):  # a gold answer may start with a brace: {1,2}
+            return json.loads(label)
+    return label
+
+
 def parse_label(label: Any) -> Label:
     """Reads a label: the gold answer itself (of the train split), or JSON with `answer` and `split`.
 
     Raises LabelError for a label without an answer or with an unknown split.
     """
-    fields = label
-    if isinstance(label, str) and label.lstrip().startswith("{"):
-        try:
-            fields = json.loads(label)
-        except (ValueError, RecursionError):  # a gold answer may start with a brace: {1,2}
-            fields = label
+    fields = open_label(label)
     if not isinstance(fields, dict):
         fields = {"answer": fields}
     answer, split = fields.get("answer"), fields.get("split", "train")
