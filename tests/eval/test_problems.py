@@ -45,8 +45,12 @@ ASKED = {"role": "user", "content": "1 + 1?"}
 
 
 @pytest.mark.parametrize(
-    ("chat", "said"), [([HELLO, ASKED], "'assistant' in message 1"), ([ASKED, HELLO], "ends with the assistant")]
-)
+    ("chat", "said"),
+    [
+        ([HELLO, ASKED], "'assistant' in message 1"), ([ASKED, HELLO], "ends with the assistant"),
+        ([{"role": "user"}], "neither text nor messages"),
+    ],
+)  # fmt: skip
 def test_a_conversation_that_cannot_be_answered_is_named_with_its_line(tmp_path, chat, said):
     with pytest.raises(UserError, match=f"line 2: 'prompt' .*{said}"):
         read_problems(write(tmp_path / "data.jsonl", GOOD, GOOD | {"id": "b", "prompt": chat}), "reward")
