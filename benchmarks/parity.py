@@ -229,7 +229,7 @@ async def _draw(actor: Any, flat: torch.Tensor, specs: list[Any], prompts: list[
 
     from grpo.lora import adapter
     from grpo.lora.sync import check_sync, load_into_engine
-    from grpo.rollout.sample_params import mark_recorded
+    from grpo.rollout.stage import mark_recorded
 
     actor.executor = _Single()
     results = await load_into_engine(actor.llm, flat.view(torch.uint8).numpy(), [asdict(spec) for spec in specs])

@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.golds import read_answer
 from data.instructions import INSTRUCTIONS, add_instruction, strip_instruction
-from data.sources import Row
+from data.sources import Row, read_answer
 from grpo.rollout.problem_files import normalize
 from grpo.stack.problem import UserError
 from reward.answers import canonical

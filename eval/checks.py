@@ -56,11 +56,7 @@ def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budge
     """
     if options.thinking_budget is None:
         return None
-    try:
-        made = delimiter(options.thinking_delimiter, encode)
-    except UserError as error:
-        what, remedy = error.problem.what, error.problem.remedy
-        raise UserError(f"--thinking-delimiter {options.thinking_delimiter}: {what}", remedy) from None
+    made = delimiter(options.thinking_delimiter, encode)
     budget = Budget(options.thinking_budget, options.answer_budget)
     needed = budget.thinking + len(made.tokens) + budget.answer
     if needed > options.max_tokens:

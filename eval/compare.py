@@ -108,11 +108,7 @@ def compare_evaluations(a: Graded, b: Graded, names: tuple[str, str] = ("A", "B"
 
 
 def read_grades(path: Path) -> Graded:
-    """Return what an evaluation graded.
-
-    Raises:
-        UserError: if there is no finished evaluation.
-    """
+    """Return what an evaluation graded. Raises UserError if there is no finished evaluation."""
     if path.is_dir():
         read_config(path)
         if not (path / GRADES).is_file():

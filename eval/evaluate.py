@@ -104,11 +104,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Start or continue an evaluation, and return its result.
-
-    Raises:
-        UserError: before the model is loaded.
-    """
+    """Start or continue an evaluation, and return its result. Raises UserError before the model is loaded."""
     check_options(options)
     check_environment()
     reward = own_reward.read_options(options)

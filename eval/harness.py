@@ -35,11 +35,7 @@ def add_limits(command_line: argparse.ArgumentParser) -> None:
 
 
 def read_limits(options: argparse.Namespace) -> RolloutLimits:
-    """Return the limits.
-
-    Raises:
-        UserError: for one that is not above 0.
-    """
+    """Return the limits. Raises UserError for one that is not above 0."""
     for name in LIMITS:
         if not getattr(options, name) > 0:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give more than 0")
@@ -47,11 +43,7 @@ def read_limits(options: argparse.Namespace) -> RolloutLimits:
 
 
 def load_environment(name: str, library: str | None = None) -> type[Environment]:
-    """Return the class of an environment that can be used.
-
-    Raises:
-        UserError: if it cannot.
-    """
+    """Return the class of an environment that can be used. Raises UserError if it cannot."""
     if library:
         os.environ[VARIABLE] = os.path.realpath(library)
     try:  # the user's code may raise anything, loop, or end its process

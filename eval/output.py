@@ -135,11 +135,7 @@ def wanted_samples(folder: Path) -> dict[tuple[str, int], Record]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the contents of config.json.
-
-    Raises:
-        UserError: if it is missing.
-    """
+    """Return the contents of config.json. Raises UserError if it is missing."""
     try:
         config = read_json(folder / CONFIG)
         set(config["problems"]), range(config["n"]), {**config["identity"]}, list(config["k"])
@@ -220,11 +216,7 @@ def _write_json(file: Path, value: Any) -> None:
 
 
 def read_records(file: Path) -> list[Record]:
-    """Return the graded records of a file.
-
-    Raises:
-        UserError: if it cannot be read, or a line is not a graded record.
-    """
+    """Return the graded records of a file. Raises UserError if it cannot be read, or a line is not a graded record."""
     try:
         rows = [row for _, row in numbered_rows(file)]
     except OSError as error:

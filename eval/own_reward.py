@@ -34,11 +34,7 @@ def add_options(command_line: argparse.ArgumentParser) -> None:
 
 
 def read_options(options: argparse.Namespace) -> list[RewardFile]:
-    """Return the files that the options name; [] without any.
-
-    Raises:
-        UserError: for invalid options.
-    """
+    """Return the files that the options name; [] without any. Raises UserError for invalid options."""
     if not options.reward:
         if options.reward_weights:
             raise UserError("--reward-weights has no effect without a reward", "add --reward")

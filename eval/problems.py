@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo.rollout.harmony import renderer
-from grpo.rollout.problem_files import is_chat
+from grpo.rollout.problem_files import Row, read_rows
 from grpo.rollout.response_text import make_record_fields
 from grpo.run.records import name_problem
 from grpo.stack.hub import explain
-from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import UserError
-from reward.labels import is_gradable, parse_label
+from reward.answers import is_gradable, parse_label
 
 Reader = Literal["grader", "environment", "reward"]
 
@@ -47,12 +46,12 @@ def read_problems(file: Path, reader: Reader = "grader") -> list[EvalProblem]:
             form. For both, a problem without an id is named by the hash of its prompt.
 
     Raises:
-        UserError: if the file is missing or empty, or a line lacks prompt, label or a unique id.
+        UserError: if the file is missing or empty, or a line is invalid, also for a run, or has no unique id.
     """
     remedy = "write it with python -m data.prepare" if reader == "grader" else "give prompt and label in every line"
     problems: dict[str, EvalProblem] = {}
     try:
-        for number, row in numbered_rows(file):
+        for number, row in read_rows(file, "prompt", "label"):
             try:
                 problem = _parse(row, reader)
                 if problem.id in problems:
@@ -67,21 +66,15 @@ def read_problems(file: Path, reader: Reader = "grader") -> list[EvalProblem]:
     return list(problems.values())
 
 
-def _parse(row: Any, reader: Reader) -> EvalProblem:
-    if isinstance(row, UnicodeDecodeError):
-        raise ValueError(f"not UTF-8 ({row.reason})")
-    if not isinstance(row, dict):
-        raise ValueError("not a JSON object")
-    prompt, label = row.get("prompt"), row.get("label")
-    if not (isinstance(prompt, str) and prompt.strip()) and not (reader == "reward" and prompt and is_chat(prompt)):
-        raise ValueError("'prompt' is missing or empty")
+def _parse(row: Row, reader: Reader) -> EvalProblem:
+    prompt, label = row["prompt"], row["label"]
+    if reader != "reward" and not (isinstance(prompt, str) and prompt.strip()):
+        raise ValueError("'prompt' is no text")
     id = row.get("id") or (None if reader == "grader" else _name_prompt(prompt))
     if not isinstance(id, str) or not id.strip():
         raise ValueError("'id' is missing or empty")
     if reader == "environment" and not isinstance(label, str):
-        raise ValueError("'label' is missing, or is not text")
-    if reader == "reward" and label in (None, "", []):
-        raise ValueError("'label' is missing or empty")
+        raise ValueError("'label' is not text")
     if reader == "grader" and not is_gradable(label := parse_label(label).answer):
         raise ValueError(
             f"the grader cannot read the answer {label!r}; give --reward, or answers in digits or \\text{{}}"

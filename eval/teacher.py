@@ -44,7 +44,6 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_argument(
         "--max-tokens", type=int, default=32_768, help="length limit of a reply, including thoughts (default: 32768)"
     )
-    command_line.add_argument("--temperature", type=float, help="sampling temperature from 0 to 2 (default: the API's)")
     command_line.add_argument(
         "--deadline",
         type=float,
@@ -86,7 +85,6 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
         "model": options.model if not stand_in else f"local stand-in for {options.model}",
         "data_sha256": digest_file(options.data),
         "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
         "google-genai": importlib.metadata.version("google-genai"),
     }
     if not stand_in and where != settings.GOOGLE_URL:
@@ -111,8 +109,6 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
 def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
     counts = ("n", "limit", "max_tokens", "deadline", "tries", "requests_per_minute")
     command.check_counts(options, (*counts, "concurrency"))
-    if options.temperature is not None and not 0 <= options.temperature <= 2:
-        raise UserError(f"--temperature is {options.temperature:g}", "give a number from 0 to 2")
     return settings.ChainSettings(
         models=(options.model,),
         tries=options.tries,
@@ -121,7 +117,6 @@ def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
         requests_per_window=options.requests_per_minute,
         concurrency=options.concurrency,
         max_output_tokens=options.max_tokens,
-        temperature=options.temperature,
     )
 
 

@@ -1,4 +1,4 @@
-"""One call to Gemini: google-genai's client, with a deadline that holds, and errors sorted by remedy.
+"""One call to Gemini: google-genai's client, with a deadline that holds, and errors sorted by remedy; and a stand-in.
 
 google-genai makes one attempt and ignores the server's delays. It returns replies that are blocked, cut, or out of
 range without an error. Its time-outs apply to each read: a reply that comes byte by byte never meets them.
@@ -9,8 +9,11 @@ import contextlib
 import json
 import logging
 import re
+import signal
+import threading
 from collections.abc import AsyncIterator, Sequence
 from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -20,6 +23,8 @@ from reward.settings import STAND_IN_KEY, ChainSettings, SettingsError, key_vari
 MODELS_PAGE = "https://ai.google.dev/gemini-api/docs/models"
 FIND_TRIES, FIND_SECONDS, FIND_DELAY = 3, 10.0, 1.0
 _MESSAGE_CHARS = 300
+_PATH = re.compile(r"/v1beta/models/([\w.-]+)(?::generateContent)?(?:\?.*)?")
+_RESPONSE = re.compile(r"<response-([0-9a-f]+)>\n(.*)\n</response-\1>", re.DOTALL)
 
 Schema = type[BaseModel] | None
 
@@ -87,7 +92,6 @@ class Client:
             response_mime_type="application/json" if schema else None,
             response_schema=schema,
             max_output_tokens=settings.max_output_tokens,
-            temperature=settings.temperature,
             store=False,  # else a paid project may keep requests: https://ai.google.dev/gemini-api/docs/logs-datasets
             http_options=self._types.HttpOptions(timeout=max(1, round(seconds * 1000))),
         )
@@ -178,3 +182,63 @@ async def find_missing(models: Sequence[str], key: str, base_url: str) -> list[S
                 return [*missing, SettingsError(f"the Gemini API {what}: {error}", remedy)]
             missing.append(SettingsError(f"the Gemini API does not offer {model}: {error}", f"see {MODELS_PAGE}"))
     return missing
+
+
+class _StandIn(BaseHTTPRequestHandler):
+    """Answers models.get and models.generateContent for the ids in `models`, and judges nothing.
+
+    A small run without a key uses it. Every number in its replies counts the "=" of the response under judgement, up to
+    the schema's maximum. So it rewards shown working and nothing else.
+    """
+
+    models: Sequence[str] = ()
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def respond(self) -> None:
+        """Answer one request."""
+        sent, match = self.rfile.read(int(self.headers.get("Content-Length", 0))), _PATH.fullmatch(self.path)
+        is_known = match is not None and match[1] in self.models
+        value: Any = {"error": {"code": 404, "message": f"{self.path} is not found", "status": "NOT_FOUND"}}
+        if is_known:
+            value = make_stand_in_reply(json.loads(sent)) if sent else {"name": self.path}
+        content = json.dumps(value).encode()
+        self.send_response(200 if is_known else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = respond
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing: the launcher's log has other lines to show."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+def make_stand_in_reply(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a good reply: JSON for the schema of the request; without one, the boxed count of "="."""
+    prompt, schema = body["contents"][0]["parts"][0]["text"], body.get("generationConfig", {}).get("responseSchema")
+    text = f"This is the local stand-in for Gemini, which counts. \\boxed{{{prompt.count('=')}}}"
+    if schema:
+        match = _RESPONSE.search(prompt)
+        count, forms = match[2].count("=") if match else 0, schema["properties"].items()
+        text = json.dumps({name: max(int(form["minimum"]), min(int(form["maximum"]), count)) for name, form in forms})
+    tokens = {"promptTokenCount": len(prompt) // 4 + 1, "candidatesTokenCount": len(text) // 4 + 1}
+    content = {"role": "model", "parts": [{"text": text}]}
+    return {"candidates": [{"content": content, "finishReason": "STOP"}], "usageMetadata": tokens}
+
+
+def serve_stand_in(models: Sequence[str]) -> str:
+    """Serve a local stand-in for Gemini in a thread, as long as this process lives; return the address."""
+    _StandIn.models = models
+    server = _Server(("127.0.0.1", 0), _StandIn)
+    # The thread takes no signal: one that a process holds back stays pending.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return f"http://127.0.0.1:{server.server_port}"

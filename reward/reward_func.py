@@ -23,9 +23,8 @@ from math import nan
 from typing import Any
 
 from reward import equivalence, judge_actor, settings
-from reward.answers import NO_FINAL, grade
+from reward.answers import NO_FINAL, grade, parse_label
 from reward.judge import Verdict, extract_problem
-from reward.labels import parse_label
 
 logger = logging.getLogger(__name__)
 

@@ -48,7 +48,6 @@ class ChainSettings:
     requests_per_window: int  # to each model
     concurrency: int  # of calls to each model
     max_output_tokens: int = 16_384  # thoughts count
-    temperature: float | None = None  # None is the API's own
     window: float = 60.0  # other values are for tests
 
 

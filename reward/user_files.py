@@ -1,4 +1,4 @@
-"""Reward functions of the user's own: which files they are in, their weights, and how they are loaded.
+"""Reward functions of the user's own: their files and weights, how they are loaded, and what they may return.
 
 `train_grpo.sh` passes REWARD and --reward_weights to every worker as the variables GRPO_REWARD_FILES and
 GRPO_REWARD_WEIGHTS.
@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -21,8 +22,11 @@ from reward.settings import SettingsError
 
 VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
 FUNCTION = "reward_func"
+ACCEPTED = 'return a number, a list of numbers, or {"rewards": ..., "scores": ..., "extra_logs": {...}}'
+_KEYS = {"rewards", "scores", "extra_logs"}
 _CHECKOUT = Path(__file__).resolve().parents[1]
-# Files may import from our packages grpo and reward, which come first.
+# Files may import from our packages grpo and reward, which import each other by these names and so come first.
+_FIRST = ("grpo", "reward")
 _OURS = ("benchmarks", "data", "eval", "patches", "scripts", "tests")
 
 
@@ -105,6 +109,12 @@ def _first_on_path(folder: Path) -> Iterator[None]:
         sys.modules.update(ours)
 
 
+def find_hidden(error: BaseException, folder: Path) -> Path | None:
+    """Return the folder beside a file that one of our packages hides, if that is why an import failed."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    return folder / name if name in _FIRST and (folder / name).is_dir() else None
+
+
 def run_file(path: Path, name: str) -> ModuleType:
     """Return the module of a file. What it imports is looked for in the file's own folder first.
 
@@ -140,3 +150,76 @@ def load(path: Path) -> Callable[..., Any]:
     if not callable(function):
         raise NoFunctionError(f"{path} has no function {FUNCTION}")
     return function
+
+
+class ReturnError(TypeError):
+    """A returned value that is no reward. The message says what it is."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The rewards of n rollouts, NaN for a rollout without one; `scores` are the rewards unless they are given."""
+
+    rewards: list[float]
+    scores: list[float]
+    logs: list[dict[str, float]]
+
+
+def read(value: Any, count: int) -> Returned:
+    """Return what a reward function returned for `count` samples in one form. The check before a run reads it here too.
+
+    It may be OpenRLHF's dictionary, with `rewards`, and if wanted `scores` and `extra_logs`, numbers by name; or
+    `count` numbers: a list, a tuple, a tensor or an array; or one number, if `count` is 1.
+
+    Raises:
+        ReturnError: if it has another form, or not one number per rollout.
+    """
+    if not isinstance(value, dict):
+        rewards = _numbers(value, count, "the return value")
+        return Returned(rewards, rewards, [{} for _ in rewards])
+    if unknown := [str(key) for key in value if key not in _KEYS]:
+        raise ReturnError(f"the returned dictionary has the key {unknown[0]!r}")
+    if "rewards" not in value:
+        raise ReturnError("the returned dictionary has no 'rewards'")
+    rewards = _numbers(value["rewards"], count, "'rewards'")
+    scores = value.get("scores")
+    extra = value.get("extra_logs") or {}
+    if not isinstance(extra, dict):
+        raise ReturnError(f"'extra_logs' is of type {type(extra).__name__}, not a dictionary")
+    logs = {str(name): _numbers(numbers, count, f"the log {str(name)!r}") for name, numbers in extra.items()}
+    return Returned(
+        rewards,
+        rewards if scores is None else _numbers(scores, count, "'scores'"),
+        [{name: numbers[sample] for name, numbers in logs.items()} for sample in range(count)],
+    )
+
+
+def _numbers(value: Any, count: int, name: str) -> list[float]:
+    value = _convert_to_numbers(value)
+    if isinstance(value, list | tuple):
+        if len(value) != count:
+            raise ReturnError(
+                f"{name} has {len(value)} values for {count} rollout{'s' * (count != 1)}, and needs one each"
+            )
+        return [_number(_convert_to_numbers(item), f"{name} has") for item in value]
+    if value is None:
+        raise ReturnError(f"{name} is None")
+    number = _number(value, f"{name} is")
+    if count != 1:
+        raise ReturnError(f"{name} is one number for {count} rollouts")
+    return [number]
+
+
+def _convert_to_numbers(value: Any) -> Any:
+    """Return a tensor or an array as numbers; anything else unchanged."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _number(value: Any, before: str) -> float:
+    """Return a number; None is NaN, which marks a rollout without one."""
+    if value is None:
+        return math.nan
+    if not isinstance(value, Real):
+        text = repr(value)
+        raise ReturnError(f"{before} {text if len(text) <= 40 else text[:40] + '...'}, of type {type(value).__name__}")
+    return float(value)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reward import user_files
-from reward.returned import Returned, read
-from reward.user_files import RewardFile
+from reward.user_files import Returned, RewardFile, read
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """The interface of an environment: chat messages and tools in the form of the OpenAI protocol, and never a token."""
 
+import asyncio
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo.stack.problem import UserError
+from reward.answers import grade, parse_label
 from reward.user_files import run_file
 
 VERIFIERS = "verifiers:"  # begins the name of an environment of the verifiers package
-BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval", "single")}
-_FORMS = f"name a .py file, {VERIFIERS}NAME, or one of {', '.join(BUILT_IN)}"
+BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("python", "retrieval")}
+SINGLE = "single"  # the environment of single answers
+_FORMS = f"name a .py file, {VERIFIERS}NAME, or one of {', '.join([*BUILT_IN, SINGLE])}"
 
 Message = dict[str, Any]
 # Returns the model's answer to messages and tools, and whether a length limit cut it
@@ -148,6 +151,27 @@ class Environment(ABC):
         return None
 
 
+class SingleAnswer(Environment):
+    """A prompt, one turn, and the grader's verdict, as in a run without an environment or a judge."""
+
+    async def score(self, messages: list[Message], ending: str) -> Score:
+        """Return whether the gold answer is in a message of the final channel."""
+        is_final = messages[-1].get("channel") == "final"
+        return await grade_messages(messages if is_final else messages[:-1], ending, self.label)
+
+
+async def grade_messages(messages: list[Message], ending: str, label: str) -> Score:
+    """Return 1 for the gold answer in the last message, else 0. A label is that of single answers."""
+    last = messages[-1]
+    text = last.get("content") or "" if last["role"] == "assistant" and not last.get("tool_calls") else ""
+    # The grader reads harmony responses: only a final message has an answer, up to a marker inside it.
+    response = f"<|channel|>final<|message|>{text}" + ("<|return|>" if ending == "done" else "")
+    prompt = next((str(message.get("content")) for message in messages if message["role"] == "user"), None)
+    result = await asyncio.to_thread(grade, response, parse_label(label).answer, prompt)
+    correct = float(result.correct)
+    return Score(correct, correct, {"correct": correct, "answered": float(result.answer is not None)})
+
+
 def load(name: str) -> type[Environment]:
     """Return the class ``Environment`` of a .py file, of one of our environments, or of one of the verifiers package.
 
@@ -163,6 +187,8 @@ def load(name: str) -> type[Environment]:
         from grpo.environments.verifiers_environment import environment_of
 
         return environment_of(name.removeprefix(VERIFIERS))
+    if name == SINGLE:
+        return SingleAnswer
     path = BUILT_IN.get(name, Path(name))
     if path.suffix == ".py" and not path.is_file():
         raise SetupError(f"ENVIRONMENT {name} does not exist", _FORMS)

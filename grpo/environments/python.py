@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from grpo.environments import environment
-from grpo.environments.environment import PYTHON, Message, Score, SetupError, ToolError
+from grpo.environments.environment import PYTHON, Message, Score, SetupError, ToolError, grade_messages
 from grpo.environments.sandbox.confinement import Limits, Unconfined
 from grpo.environments.sandbox.sandbox import GuestDied, Sandbox, find_escapes
-from grpo.environments.single import grade_messages
 
 INSTRUCTIONS = (
     "Solve the problem. You can run Python code with the python tool, which keeps variables between calls and has "
@@ -37,7 +36,7 @@ class Environment(environment.Environment):
 
     @classmethod
     def check(cls) -> None:
-        """Try to break out of a sandbox; see :meth:`grpo.environments.environment.Environment.check`."""
+        """Try to break out of a sandbox."""
         try:
             escaped = asyncio.run(find_escapes(cls.limits))
         except Unconfined as error:
@@ -49,11 +48,9 @@ class Environment(environment.Environment):
             )
 
     async def start(self) -> list[Message]:
-        """See :meth:`grpo.environments.environment.Environment.start`."""
         return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": self.prompt}]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """See :meth:`grpo.environments.environment.Environment.call`."""
         code = arguments.get("code")
         if name != "python":
             raise ToolError(f"there is no tool {name!r}; the tool is python")
@@ -75,11 +72,9 @@ class Environment(environment.Environment):
         return note + output.text or "[no output]"
 
     async def score(self, messages: list[Message], ending: str) -> Score:
-        """See :meth:`grpo.environments.environment.Environment.score`."""
         score = await grade_messages(messages, ending, self.label)
         return replace(score, logs=score.logs | {"code_errors": self._errors, "interpreters_lost": self._deaths})
 
     async def close(self) -> None:
-        """See :meth:`grpo.environments.environment.Environment.close`."""
         if self._sandbox is not None:
             self._sandbox.close()

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.environments import environment
-from grpo.environments.environment import Message, Score, SetupError, Tool, ToolError
-from grpo.environments.single import grade_messages
+from grpo.environments.environment import Message, Score, SetupError, Tool, ToolError, grade_messages
 from grpo.stack.json_files import numbered_rows, read_bytes
 
 VARIABLE = "GRPO_LIBRARY"
@@ -84,11 +83,7 @@ class Library:
 
 
 def read_documents(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield title and text of each document.
-
-    Raises:
-        SetupError: for an invalid library path.
-    """
+    """Yield title and text of each document. Raises SetupError for an invalid library path."""
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.suffix in (".txt", ".md") and file.is_file():
@@ -145,7 +140,6 @@ class Environment(environment.Environment):
 
     @classmethod
     def check(cls) -> None:
-        """See :meth:`grpo.environments.environment.Environment.check`."""
         path = os.environ.get(VARIABLE, "")
         if not path:
             raise SetupError("the retrieval environment has no library", "set --library to a folder or .jsonl file")
@@ -155,18 +149,15 @@ class Environment(environment.Environment):
             )
 
     async def start(self) -> list[Message]:
-        """See :meth:`grpo.environments.environment.Environment.start`."""
         return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": self.prompt}]
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """See :meth:`grpo.environments.environment.Environment.call`."""
         run = {"search": _search, "read": _read}.get(name)
         if run is None:
             raise ToolError(f"there is no tool {name!r}; the tools are search and read")
         return await asyncio.to_thread(run, os.environ[VARIABLE], arguments)
 
     async def score(self, messages: list[Message], ending: str) -> Score:
-        """See :meth:`grpo.environments.environment.Environment.score`."""
         return await grade_messages(messages, ending, self.label)
 
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from grpo.lora import sync
-from grpo.rollout import engine, sample_params
+from grpo.rollout import engine, stage
 from grpo.stack import cluster
 from grpo.stack.upstream import AsyncLLM
 
@@ -15,7 +15,7 @@ WORKER = "grpo.lora.vllm_lora.AdapterWorker"  # vLLM imports it in its workers
 engine_arguments = engine.arguments  # those that OpenRLHF does not set
 bundles = cluster.engine_bundles
 end_with_core = engine.end_with_core
-for_sample = sample_params.for_sample
+for_sample = stage.for_sample
 answer = engine.answer
 sampled = engine.list_sampled
 load_adapter = sync.load_into_engine

@@ -28,7 +28,7 @@ from grpo.run.progress import PolicyMismatch, Progress, describe_continuation, f
 from grpo.run.run_files import LOSSY, RunFiles, read_attempts, saved_steps
 from grpo.stack.checkout import DIGEST_VARIABLE
 from grpo.stack.problem import Problem, UserError
-from reward import judge_actor, stand_in
+from reward import gemini, judge_actor
 from reward.settings import STAND_IN_VARIABLE
 
 DRIVER = (sys.executable, "-m", "openrlhf.cli.train_ppo_ray")
@@ -76,7 +76,7 @@ def _start_judge(judge: RunJudge) -> dict[str, str]:
         return {}
     variables = {judge_actor.VARIABLE: judge_actor.NAME}
     if judge.is_stand_in:
-        variables[STAND_IN_VARIABLE] = address = stand_in.serve(judge.settings.chain.models)
+        variables[STAND_IN_VARIABLE] = address = gemini.serve_stand_in(judge.settings.chain.models)
         print(f"the judge's stand-in answers at {address}", flush=True)
     return variables
 

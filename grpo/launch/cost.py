@@ -10,7 +10,7 @@ from grpo.launch.plan import Plan
 from grpo.model.architecture import Architecture
 from grpo.model.footprint import DECODED_SEQUENCES, Cache
 from grpo.model.released import RELEASED
-from grpo.rollout.sample_params import count_greedy
+from grpo.rollout.stage import count_greedy
 from grpo.stack.command import format_count
 from grpo.train import optimizer_steps
 

@@ -11,7 +11,7 @@ from grpo.launch.host_memory import OPTIMIZER, WEIGHT, is_for_gpus, list_host_pa
 from grpo.model import released
 from grpo.model.architecture import OF_ENGINE, PACKED, Architecture
 from grpo.model.model_files import CheckpointError, Model
-from grpo.rollout.sample_params import count_greedy
+from grpo.rollout.stage import count_greedy
 from grpo.stack.checkout import is_cpu_stack
 from grpo.stack.command import format_count
 from grpo.stack.machine import GB, stand_ins

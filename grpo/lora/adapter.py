@@ -213,3 +213,8 @@ def engine_config(args: Arguments, expert_rank: int = 0) -> dict[str, Any]:
     if args.actor_shard == OF_ENGINE:
         config[SHARED] = args.pretrain
     return config
+
+
+def read_engine_config(config: Any) -> dict[str, Any]:
+    """Return what :func:`engine_config` has put into vLLM's ``VllmConfig``; {} in an engine without it."""
+    return config.additional_config if isinstance(config.additional_config, dict) else {}

@@ -24,7 +24,7 @@ from vllm.model_executor.models.gpt_oss import MLPBlock
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from grpo.lora.adapter import ALL, RECORDS
+from grpo.lora.adapter import ALL, RECORDS, read_engine_config
 from grpo.lora.vllm_expert_lora import find_weights
 from grpo.model.routing import encode
 from grpo.stack.problem import UserError
@@ -216,7 +216,7 @@ class RecordingWorker:
 
 def _recorder(runner: GPUModelRunner) -> Recorder | None:
     """Return the recorder of a worker, made at its first use; None if this worker does not record."""
-    if not _is_on(runner.vllm_config) or get_tensor_model_parallel_rank() != 0:
+    if RECORDS not in read_engine_config(runner.vllm_config) or get_tensor_model_parallel_rank() != 0:
         return None
     model: Any = runner.model
     if not hasattr(model.model.layers[0].mlp.experts, "chosen"):
@@ -226,14 +226,8 @@ def _recorder(runner: GPUModelRunner) -> Recorder | None:
     return runner.routing_recorder  # type: ignore[attr-defined]
 
 
-def _is_on(config: VllmConfig) -> bool:
-    settings = config.additional_config
-    return isinstance(settings, dict) and RECORDS in settings
-
-
 def _records_all(config: VllmConfig) -> bool:
-    settings: Any = config.additional_config
-    return settings[RECORDS] == ALL
+    return read_engine_config(config).get(RECORDS) == ALL
 
 
 def _install_choice() -> None:
@@ -260,7 +254,7 @@ def install() -> None:
     def init_with_buffer(self: MLPBlock, *args: Any, **kwargs: Any) -> None:
         original_block(self, *args, **kwargs)
         config = get_current_vllm_config()
-        if _is_on(config):
+        if RECORDS in read_engine_config(config):
             prepare(self.experts, config)
 
     def execute_with_record(self: GPUModelRunner, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -16,9 +16,8 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from grpo.lora.expert_form import MODULES
-from grpo.model import expert_rows, mxfp4
-from grpo.model.expert_rows import ExpertRows
-from grpo.model.experts import ALPHA, LIMIT, gate
+from grpo.model import mxfp4
+from grpo.model.experts import ALPHA, LIMIT, ExpertRows, combine_rows, gate, gather_rows, sort_rows
 from grpo.stack.problem import UserError
 from grpo.stack.upstream import Experts
 
@@ -103,17 +102,17 @@ def compute(
     values, experts = router_logits.topk(layer.top_k, dim=-1)
     choices, order = experts.sort(dim=-1)
     weights = values.softmax(-1).gather(1, order)
-    rows = expert_rows.sort(choices, router_logits.shape[1])
+    rows = sort_rows(choices, router_logits.shape[1])
     multiply = make_product(layer, rows)
 
     def update(states: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         hidden = torch._grouped_mm(states, a.transpose(1, 2), offs=rows.ends).mul_(scale)
         return torch._grouped_mm(hidden, b.transpose(1, 2), offs=rows.ends)
 
-    states = expert_rows.gather(x, rows)
+    states = gather_rows(x, rows)
     active = _activate(multiply("w13", states, update(states, layer.lora_gate_up_A, layer.lora_gate_up_B)))
     outputs = multiply("w2", active, update(active, layer.lora_down_A, layer.lora_down_B))
-    return expert_rows.combine(outputs, weights.to(outputs.dtype), rows)
+    return combine_rows(outputs, weights.to(outputs.dtype), rows)
 
 
 def _activate(gate_up: torch.Tensor) -> torch.Tensor:

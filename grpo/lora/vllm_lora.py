@@ -34,15 +34,8 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.worker.gpu_worker import Worker
 
 from grpo.lora import router_capture, vllm_expert_lora
-from grpo.lora.adapter import (
-    SHARED,
-    SyncResult,
-    TensorSpec,
-    checksum,
-    row_sums,
-    unflatten,
-)
-from grpo.model import cpu_cache, cpu_matmul, engine_base, shared_base
+from grpo.lora.adapter import SHARED, SyncResult, TensorSpec, checksum, read_engine_config, row_sums, unflatten
+from grpo.model import cpu_matmul, engine_base, shared_base
 from grpo.model.vocabulary import Allocated, find_allocated, mask_
 from grpo.stack import rendezvous
 from grpo.stack.upstream import Attention, Experts, LinearLayer
@@ -83,22 +76,17 @@ class LoraLinearMethod(LinearMethodBase):
         return self.base.apply(layer, x, bias).addmm_(hidden, layer.lora_B.t(), alpha=self.scale)
 
 
-def attach(attention: Attention, rank: int, scale: float) -> None:
-    """Give the projections of one attention module their adapters."""
-    qkv, o = attention.qkv_proj, attention.o_proj
-    sizes = [attention.q_size, attention.kv_size, attention.kv_size]
-    qkv.quant_method = LoraLinearMethod(qkv.quant_method, qkv, sizes, attention.hidden_size, rank, scale)
-    o.quant_method = LoraLinearMethod(o.quant_method, o, [attention.hidden_size], attention.q_size, rank, scale)
-
-
 def attach_if_trained(attention: Attention, config: VllmConfig) -> None:
-    """Give an attention module its adapters if the engine is configured for them."""
-    settings = config.additional_config
-    if isinstance(settings, dict) and settings.get("lora_rank"):
-        attach(attention, settings["lora_rank"], settings["lora_scale"])
-        # vLLM keeps compiled models on disk. Their key has this dictionary, so none of another version of this code is
-        # used.
-        settings["lora_code"] = code_digest()
+    """Give the projections of an attention module their adapters if the engine is configured for them."""
+    settings = read_engine_config(config)
+    if not settings.get("lora_rank"):
+        return
+    qkv, o, of_adapter = attention.qkv_proj, attention.o_proj, (settings["lora_rank"], settings["lora_scale"])
+    sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+    qkv.quant_method = LoraLinearMethod(qkv.quant_method, qkv, sizes, attention.hidden_size, *of_adapter)
+    o.quant_method = LoraLinearMethod(o.quant_method, o, [attention.hidden_size], attention.q_size, *of_adapter)
+    # vLLM keeps compiled models on disk, by this dictionary among others: none of another version of this code is used.
+    settings["lora_code"] = code_digest()
 
 
 def attach_to_experts(experts: Experts, config: VllmConfig) -> None:
@@ -107,8 +95,8 @@ def attach_to_experts(experts: Experts, config: VllmConfig) -> None:
     Raises:
         UserError: if this build's experts cannot take an adapter.
     """
-    settings = config.additional_config
-    if isinstance(settings, dict) and settings.get("expert_rank"):
+    settings = read_engine_config(config)
+    if settings.get("expert_rank"):
         vllm_expert_lora.attach(experts, config, settings["expert_rank"], settings["lora_scale"])
 
 
@@ -304,7 +292,7 @@ def _install() -> None:
     original_model = GptOssForCausalLM.__init__
 
     def init_with_mask(self: GptOssForCausalLM, vllm_config: VllmConfig, prefix: str = "") -> None:
-        if _shares_base(vllm_config) and torch.cuda.is_available():
+        if SHARED in read_engine_config(vllm_config) and torch.cuda.is_available():
             engine_base.keep_layout()
         original_model(self, vllm_config=vllm_config, prefix=prefix)
         tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
@@ -316,18 +304,14 @@ def _install() -> None:
 
     def choose_pool(self: Worker, tag: str) -> AbstractContextManager[object]:
         """Keep a base that the actor maps out of sleep's pool: sleep would move it, and CUDA shares no such memory."""
-        return nullcontext() if tag == "weights" and _shares_base(self.vllm_config) else original_pool(self, tag)
+        is_shared = tag == "weights" and SHARED in read_engine_config(self.vllm_config)
+        return nullcontext() if is_shared else original_pool(self, tag)
 
     Worker._maybe_get_memory_pool_context = choose_pool  # type: ignore[method-assign]
 
 
-def _shares_base(config: VllmConfig) -> bool:
-    settings = config.additional_config
-    return isinstance(settings, dict) and SHARED in settings
-
-
 _install()
 router_capture.install()
-cpu_cache.install()
+engine_base.give_back_caches()
 cpu_matmul.install()  # the same matrix products as in the trainer
 rendezvous.install()  # vLLM imports this module before its workers meet

@@ -1,10 +1,12 @@
-"""The frozen base of a vLLM engine by the actor's names. Runs in vLLM's worker.
+"""What a vLLM engine holds: its frozen base, by the actor's names, and its cache. Runs in vLLM's worker.
 
 vLLM copies a checkpoint's tensors into its parameters. Most lie there as the actor computes them. But q, k and v
 are rows of one weight, the vocabulary is padded, and Triton's kernels take the experts' biases in fp32, which the actor
 rounds back: 0.1% of the base, which exists twice.
 """
 
+import ctypes
+import mmap
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,3 +114,28 @@ def _untransposed(weight: Any) -> torch.Tensor:
         raise BaseError(f"the engine has arranged its experts anew ({weight.storage.layout.name})")
     data: torch.Tensor = weight.storage.data
     return data.mT
+
+
+def give_back_caches() -> None:
+    """Let a new key/value cache on a CPU take memory as it fills: vLLM writes zeros into all of it at the start."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    original = Worker.initialize_from_config
+
+    def initialize_and_give_back(self: Worker, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        runner: Any = self.model_runner
+        for cache in runner.kv_caches:
+            give_back_zeros(cache)
+
+    Worker.initialize_from_config = initialize_and_give_back  # type: ignore[method-assign]
+
+
+def give_back_zeros(tensor: torch.Tensor) -> None:
+    """Free the memory under a tensor of zeros on a CPU. The system gives it again, as zeros, where it is used."""
+    if tensor.device.type == "cpu":
+        storage = tensor.untyped_storage()
+        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        if (size := end // mmap.PAGESIZE * mmap.PAGESIZE - first) > 0:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from openrlhf.utils.agent import AgentExecutorBase
 
 from grpo.environments.environment import load
-from grpo.environments.mixture import KEY
-from grpo.environments.settings import EnvironmentSettings, RolloutLimits
+from grpo.environments.settings import KEY, EnvironmentSettings, RolloutLimits
 from grpo.rollout import thinking
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.harmony import template_for

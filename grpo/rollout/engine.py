@@ -13,8 +13,10 @@ from copy import deepcopy
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from grpo.model.footprint import DECODED_SEQUENCES
-from grpo.rollout import routing
+from grpo.rollout.stage import for_sample, read_name
 from grpo.stack.upstream import AsyncLLM, Engine
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("openrlhf.grpo.engine")
 
-SAMPLED_BY = "sampled_by"  # of a response
+SAMPLED_BY, ROUTING = "sampled_by", "routing"  # of a response
 _GRAPH_STEP = 16  # between the sizes of vLLM's graphs; 8 up to 256
 _RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None keeps every block
 # More than an engine has samples at once. A thread is created only if all others are busy, so there are never more
@@ -32,6 +34,8 @@ _LOOK_MILLISECONDS = 1000
 _served: "weakref.WeakSet[asyncio.AbstractEventLoop]" = weakref.WeakSet()
 _ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}  # of the rollouts that may still call the engine
 _waiting: set[int | None] = set()  # the seeds of the prompts whose answers wait
+
+FedCall = tuple[np.ndarray, np.ndarray]  # the tokens that a call was fed, and the chosen experts
 
 
 async def answer(
@@ -53,7 +57,7 @@ async def answer(
         _ends[task] = loop.create_future()
         task.add_done_callback(_end)  # an answer without a reward, or an error
     await asyncio.gather(*(_ends[task] for task in tasks))
-    recorded = await routing.take(engine, params, len(tasks))
+    recorded = await take_routing(engine, params, len(tasks))
     _waiting.add(params.seed)
     try:
         responses = await asyncio.gather(*tasks)
@@ -61,7 +65,7 @@ async def answer(
         _waiting.discard(params.seed)
     for response in responses:
         response[SAMPLED_BY] = _own_actor()
-    return routing.add_routing(responses, recorded)
+    return add_routing(responses, recorded)
 
 
 def _provide_reward_threads(loop: asyncio.AbstractEventLoop) -> None:
@@ -182,3 +186,61 @@ def _own_actor() -> str | None:
 
     actor: str | None = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
     return actor
+
+
+async def take_routing(engine: Engine, params: "SamplingParams", samples: int) -> dict[str, Any] | None:
+    """Take the recorded choices of a prompt's rollouts from the workers, which forget them at a sync.
+
+    Returns:
+        as :meth:`grpo.lora.router_capture.RecordingWorker.take_routing`; None if the prompt has no name, or if the
+        workers cannot record.
+    """
+    if read_name(params) is None:
+        return None
+    names = [read_name(for_sample(params, number)) for number in range(samples)]
+    answers = await engine.llm.collective_rpc("take_routing", args=(names,))
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def add_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Add the choices of :func:`take_routing` to the responses to a prompt and to their branches.
+
+    Args:
+        responses: one for each rollout, in order.
+    """
+    if recorded is None:
+        return responses
+    for response, calls in zip(responses, recorded["calls"], strict=True):
+        made = [_read_call(call, recorded["shape"]) for call in calls]
+        for sample in (response, *response.get("branches", ())):
+            sample[ROUTING] = assemble_choices(sample["observation_tokens"], made, recorded["shape"])
+    return responses
+
+
+def _read_call(call: Sequence[bytes], shape: Sequence[int]) -> FedCall:
+    tokens, choices = call
+    return np.frombuffer(tokens, np.int32), np.frombuffer(choices, np.uint8).reshape(-1, *shape)
+
+
+def assemble_choices(tokens: Sequence[int], calls: Sequence[FedCall], shape: Sequence[int]) -> np.ndarray:
+    """Return the choices for the tokens of a rollout, uint8 ``[S, layers, k]``; 0 where no call computed them.
+
+    All calls of a rollout carry its name: turns, and the answer after a cut thought. A position's choice depends only
+    on the tokens up to it, so a call's choices hold for every rollout that begins with the same tokens. The first call
+    that computed a position counts: a token was sampled from it, and later calls only read the cache or compute it
+    again.
+
+    Args:
+        calls: the tokens that each call was fed, and the choices for them.
+        shape: layers, and experts a token.
+    """
+    wanted = np.asarray(tokens)
+    routing, known = np.zeros((len(wanted), *shape), np.uint8), np.zeros(len(wanted), bool)
+    for fed, choices in calls:
+        common = min(len(fed), len(wanted))
+        differing = np.flatnonzero(fed[:common] != wanted[:common])
+        end = differing[0] if len(differing) else common
+        new = ~known[:end]
+        routing[:end][new] = choices[:end][new]
+        known[:end] = True
+    return routing

@@ -259,11 +259,7 @@ class Template:
 
 
 def get_text(message: Message) -> str:
-    """Return the content of a message; "" if it has none.
-
-    Raises:
-        UserError: for content other than text.
-    """
+    """Return the content of a message; "" if it has none. Raises UserError for content other than text."""
     content = message.get("content")
     if not isinstance(content, str | None):
         raise UserError(f"the content of a {message['role']} message is not text", "give one string")

@@ -52,15 +52,14 @@ def _check_row(value: Any, where: str, input_key: str, label_key: str | None) ->
         if key and value.get(key) in (None, "", []):
             what = f"{where}: {key!r} is missing or empty (fields: {', '.join(value)[:_SHOWN] or 'none'})"
             raise UserError(what, _FIX)
-    if not (isinstance(prompt := value[input_key], str) or is_chat(prompt)):
+    if not (isinstance(prompt := value[input_key], str) or _is_chat(prompt)):
         raise UserError(f"{where}: {input_key!r} is neither text nor messages, each with a role and text content", _FIX)
     if not isinstance(prompt, str) and (fault := _chat_fault(prompt)):
         raise UserError(f"{where}: {input_key!r} {fault}", "correct the messages, or remove the line")
     return value
 
 
-def is_chat(prompt: Any) -> bool:
-    """Tell whether a prompt is messages, each with a role and text content."""
+def _is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(
         isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         for message in prompt

@@ -1,24 +1,33 @@
 """A stage of a run that samples: an evaluation, or a training step (:class:`grpo.train.rollout_filters.Step`).
 
 A stage gives every rollout its seed, and its batch an order. A step repeated after a resume therefore samples the same
-responses, whichever engine gets a prompt and in whatever order the engines finish.
+responses, whichever engine gets a prompt and in whatever order the engines finish. Sampling parameters tell the
+rollouts of a prompt apart: by seed, greedy answer, and recorded name.
+
+An evaluation draws a greedy answer beside the samples of each problem. Training makes answers more likely that were
+already the likeliest, which raises the exact match of samples but not that of greedy answers. The two together tell
+this sharpening from learning. The greedy answer is one more sample of the prompt, so that the engines decode it
+together with the others. It is drawn by `top_k=1`, not at temperature 0: beside a request at temperature 0, vLLM on a
+CPU draws all others without their seeds. Of equally likely tokens, one is drawn.
 """
 
 import hashlib
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from grpo.environments.mixture import KEY
-from grpo.environments.settings import environments_by_prompt
-from grpo.rollout.rows import Sample
-from grpo.rollout.sample_params import mark, mark_greedy
-from grpo.stack.upstream import Arguments
+from grpo.environments.settings import KEY, environments_by_prompt
+from grpo.stack.upstream import ROLLOUT, Arguments
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the launcher, which reads this, starts without PyTorch
     from vllm.sampling_params import SamplingParams
+
+    from grpo.rollout.rows import Sample
+
+_GREEDY = "greedy"  # in a request's extra_args: the number of the sample that is greedy
 
 
 class Stage:
@@ -56,18 +65,18 @@ class Stage:
         mine.seed = self.get_seed(prompt)
         if name := environments_by_prompt(self.args).get(prompt):
             mine = mark(mine, **{KEY: name})
-        return mine if self._greedy_sample is None else mark_greedy(mine, self._greedy_sample)
+        return mine if self._greedy_sample is None else mark(mine, **{_GREEDY: self._greedy_sample})
 
     def get_seed(self, prompt: str) -> int:
         """Return the seed of the prompt's latest draw; its rollouts use this seed, the next one, and so on."""
         text = f"{self.args.seed} {self.name} {self.drawn[prompt]} {prompt}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
-    def add(self, group: list[Sample]) -> None:
+    def add(self, group: "list[Sample]") -> None:
         """Add a finished group to the batch."""
         self.kept.append(group)
 
-    def list_rollouts(self) -> list[Sample]:
+    def list_rollouts(self) -> "list[Sample]":
         """Return the rollouts of the batch in the order in which their prompts were drawn.
 
         They arrive in the order in which engines finish, which would otherwise decide micro-batches and optimizer
@@ -76,7 +85,44 @@ class Stage:
         place = self.rank_groups()
         return [rollout for group in sorted(self.kept, key=place) for rollout in group]
 
-    def rank_groups(self) -> Callable[[list[Sample]], int]:
+    def rank_groups(self) -> "Callable[[list[Sample]], int]":
         """Return what gives the place of a group's prompt in the order of the draws."""
         places = {prompt: place for place, prompt in enumerate(self.drawn)}
         return lambda group: places.get(group[0].prompts[0], -1)
+
+
+def count_greedy(temperature: float) -> int:
+    """Return how many greedy answers an evaluation draws beside a problem's samples: none if these are greedy."""
+    return int(temperature > 0)
+
+
+def mark(params: "SamplingParams", **extra: Any) -> "SamplingParams":
+    """Return sampling parameters with more ``extra_args``."""
+    mine = copy(params)
+    mine.extra_args = {**(params.extra_args or {}), **extra}
+    return mine
+
+
+def mark_recorded(params: "SamplingParams") -> "SamplingParams":
+    """Return the parameters of a prompt for whose rollouts the engine records the chosen experts."""
+    return mark(params, **{ROLLOUT: uuid.uuid4().hex})
+
+
+def read_name(params: "SamplingParams") -> str | None:
+    """Return the name of a recorded prompt or rollout; None if it is not recorded."""
+    return (params.extra_args or {}).get(ROLLOUT)
+
+
+def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
+    """Return the parameters of one rollout of a prompt, with its own seed and name.
+
+    Args:
+        params: of the prompt; not modified.
+        number: 0 for the first rollout.
+    """
+    mine, name = copy(params), read_name(params)
+    if mine.seed is not None:
+        mine.seed += number
+    if (params.extra_args or {}).get(_GREEDY) == number:
+        mine.top_p, mine.top_k = 1.0, 1
+    return mine if name is None else mark(mine, **{ROLLOUT: f"{name}-{number}"})

@@ -15,8 +15,7 @@ import torch
 from grpo.environments.settings import environments_by_prompt, has_environment
 from grpo.rollout.response_text import make_record_fields
 from grpo.rollout.rows import Sample
-from grpo.rollout.sample_params import count_greedy
-from grpo.rollout.stage import Stage
+from grpo.rollout.stage import Stage, count_greedy
 from grpo.rollout.trajectory import response_tokens
 from grpo.run import eval_metric
 from grpo.run.eval_metric import SCORE

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.environments.mixture import FIELD
+from grpo.environments.settings import FIELD
 from grpo.run.estimators import interval, pass_at_k, score_interval
 from grpo.run.eval_metric import EXACT_MATCH, SCORE
 from grpo.stack.json_files import numbered_rows

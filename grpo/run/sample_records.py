@@ -9,7 +9,7 @@ from grpo.rollout.rows import Sample, get_branches
 from grpo.rollout.trajectory import response_tokens
 from grpo.run.records import read_answer
 from grpo.stack.upstream import Tokenizer
-from reward.labels import parse_label
+from reward.answers import parse_label
 
 Record = dict[str, Any]
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from grpo.model.experts import fused
 from grpo.model.footprint import SCORED_TOKENS
-from grpo.model.fused import fused
 from grpo.model.vocabulary import Allocated
 
 _IMPOSSIBLE = -1e30  # a logit without probability; -inf would make an entropy NaN

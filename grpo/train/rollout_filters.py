@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from grpo.rollout.rows import Sample
-from grpo.rollout.sample_params import mark_recorded
-from grpo.rollout.stage import Stage
+from grpo.rollout.stage import Stage, mark_recorded
 from grpo.stack.upstream import Arguments
 from grpo.train.rewards import explain_missing_rewards
 

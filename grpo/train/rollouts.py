@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo.rollout import routing
-from grpo.rollout.engine import SAMPLED_BY
+from grpo.rollout.engine import ROUTING, SAMPLED_BY
 from grpo.rollout.rows import Sample
 from grpo.rollout.trajectory import check_row, missing_log_prob
 from grpo.stack.upstream import Arguments, Tokenizer
@@ -106,9 +105,9 @@ def _attach_routing(row: Sample, response: dict[str, Any], is_replayed: bool) ->
     Args:
         is_replayed: whether training replays it. Otherwise only the parity gate reads it, and no token needs one.
     """
-    if routing.KEY not in response:
+    if ROUTING not in response:
         return None
-    choices = torch.tensor(response[routing.KEY][: row.sequences.shape[1]])
+    choices = torch.tensor(response[ROUTING][: row.sequences.shape[1]])
     if not is_replayed:
         row.engine_routing = choices
         return None

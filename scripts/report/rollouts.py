@@ -7,8 +7,7 @@ from typing import Any
 
 from grpo.run.run_files import read_samples
 from grpo.run.run_state import Run
-from reward.answers import final_message
-from reward.labels import parse_label
+from reward.answers import final_message, parse_label
 from scripts.report.numbers import LARGEST
 
 LONGEST = 24_000  # characters of a text that are shown

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.golds import is_gold, read_answer
 from data.problems import Form, parse_rows
-from data.sources import read_source
+from data.sources import is_gold, read_answer, read_source
 from reward.answers import grade
 
 COLUMNS = {  # what a column of a parquet file holds, its type, and what a person writes

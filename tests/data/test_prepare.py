@@ -15,7 +15,7 @@ import pytest
 from data import prepare
 from grpo.launch.checks.data import read_records
 from grpo.rollout.harmony import renderer
-from reward.labels import parse_label
+from reward.answers import parse_label
 from reward.reward_func import reward_func
 from scripts.tiny_model.tokenizer import write_tokenizer
 from tests.data.conftest import make_aime_rows, make_math_rows, make_words, read_split, write_rows
@@ -58,6 +58,10 @@ def test_the_records_of_aime(tmp_path: Path, aime: Path) -> None:
     assert len({record["id"] for record in train + evaluation}) == 90
     for split, records in (("train", train), ("eval", evaluation)):
         assert len(read_records(tmp_path / f"{split}.jsonl", "prompt", "label", split)) == len(records)
+    card = json.loads((tmp_path / "card.json").read_text())
+    described = {name: file["sha256"] for name, file in card["files"].items()}
+    described |= {aime.name: card["sources"][0]["sha256"]}
+    assert described == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in described}
 
 
 def test_the_choice_from_math(tmp_path: Path, math: Path) -> None:
@@ -162,14 +166,6 @@ def test_the_output_does_not_depend_on_the_order_of_rows(tmp_path: Path) -> None
     run(tmp_path / "two", "--source", write_rows(tmp_path / "two.jsonl", rows))
     for split in ("train", "eval"):
         assert (tmp_path / "one" / f"{split}.jsonl").read_bytes() == (tmp_path / "two" / f"{split}.jsonl").read_bytes()
-
-
-def test_the_card_describes_the_files(tmp_path: Path, aime: Path) -> None:
-    run(tmp_path / "out", "--source", aime)
-    card = json.loads((tmp_path / "out" / "card.json").read_text())
-    for name, file in card["files"].items():
-        assert file["sha256"] == hashlib.sha256((tmp_path / "out" / name).read_bytes()).hexdigest()
-    assert card["sources"][0]["sha256"] == hashlib.sha256(aime.read_bytes()).hexdigest()
 
 
 def test_the_synthetic_task(tmp_path: Path, refuse) -> None:

@@ -42,11 +42,6 @@ def test_the_aime_rule_is_balanced() -> None:
     assert sorted(number for year, contest, number in held_out if (year, contest) != (2024, 2)) == list(range(1, 16))
 
 
-def test_ninety_aime_problems_are_split_72_and_18() -> None:
-    by_split = Counter((one.split, one.paper[0]) for one in assign_splits(make_aime_problems(), None) if one.paper)
-    assert by_split == {(name, year): n for name, n in (("train", 24), ("eval", 6)) for year in (2022, 2023, 2024)}
-
-
 def test_an_aime_problem_stays_in_its_split_when_others_are_added() -> None:
     some = {one.id: one.split for one in assign_splits(make_aime_problems((2023,)), None)}
     more = {

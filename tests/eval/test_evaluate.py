@@ -94,10 +94,7 @@ def test_invalid_arguments_are_rejected_before_heavy_imports(
         (["--thinking-budget", 9, "--answer-budget", 1], "answer budget is 1"),
         # <|end|><|start|>assistant<|channel|>final<|message|> are 6 tokens
         (["--thinking-budget", 20, "--answer-budget", 8, "--max-tokens", 33], "--max-tokens 34"),
-        (
-            ["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "think"],
-            "--thinking-delimiter think",
-        ),
+        (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", "think"], "delimiter 'think'"),
         (["--thinking-budget", 20, "--answer-budget", 8, "--thinking-delimiter", ""], "harmony"),
     ],
 )

@@ -159,29 +159,6 @@ def make_ids_params(seed: int, most: int = 40) -> SamplingParams:
     return ids_only(make_params(max_tokens=most, seed=seed))
 
 
-@pytest.mark.parametrize("order", range(5))
-def test_each_caller_gets_its_own_tokens(order):
-    engine = LLMEngine(STREAMS, seed=order)
-    pause = random.Random(order)
-
-    async def generate_two_turns(looped: LoopedEngine, number: int) -> list[list[int]]:
-        turns = []
-        for seed in (number, number + 6):
-            await asyncio.sleep(pause.random() / 200)  # a tool
-            output = await looped.generate(PROMPT, make_ids_params(seed))
-            assert output.finished and list(output.prompt_token_ids) == PROMPT
-            turns.append(list(output.outputs[0].token_ids))
-        return turns
-
-    async def generate_all() -> list[list[list[int]]]:
-        looped = LoopedEngine(engine)
-        return await asyncio.gather(*(generate_two_turns(looped, number) for number in range(6)))
-
-    told = asyncio.run(generate_all())
-    assert [turns[1] for turns in told] == [STREAMS[number + 6] for number in range(6)]
-    assert not engine.running and len(engine.calls) == 12 and engine.aborted == 0
-
-
 def test_a_cancelled_call_is_aborted_and_the_others_continue():
     engine = LLMEngine({0: encode_text("7" * 300), 1: encode_text("8<|return|>")})
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import prepare
-from eval.problems import Chat, EvalProblem, derive_seed, read_problems
+from eval.problems import Chat, derive_seed, read_problems
 from grpo.stack.problem import UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
 
@@ -40,6 +40,22 @@ def test_errors_name_their_line(tmp_path, rows, message):
         read_problems(write(tmp_path / "data.jsonl", *rows))
 
 
+HELLO = {"role": "assistant", "content": "Welcome."}
+ASKED = {"role": "user", "content": "1 + 1?"}
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        ([HELLO, ASKED], "'assistant' in message 1"), ([ASKED, HELLO], "ends with the assistant"),
+        ([{"role": "user"}], "neither text nor messages"),
+    ],
+)  # fmt: skip
+def test_a_conversation_that_cannot_be_answered_is_named_with_its_line(tmp_path, chat, said):
+    with pytest.raises(UserError, match=f"line 2: 'prompt' .*{said}"):
+        read_problems(write(tmp_path / "data.jsonl", GOOD, GOOD | {"id": "b", "prompt": chat}), "reward")
+
+
 def test_a_missing_or_binary_file_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"none\.jsonl.*data\.prepare"):
         read_problems(tmp_path / "none.jsonl")
@@ -58,7 +74,6 @@ def test_every_sample_has_a_seed_of_its_own(keys):
     assert seeds == [derive_seed(*key) for key in keys]
 
 
-PROBLEM = EvalProblem("p", "What is 1 plus 2?", "3", "sums")
 THINKING = "<|channel|>analysis<|message|>1 plus 2 is 3<|end|><|start|>assistant"
 
 
@@ -68,14 +83,6 @@ def model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_tokenizer(folder)
     return folder
-
-
-def test_the_prompt_is_the_models_own_chat(model):
-    chat = Chat(model, {})
-    text = chat.tokenizer.decode(chat.prompt(PROBLEM))
-    assert text.endswith("<|start|>user<|message|>What is 1 plus 2?<|end|><|start|>assistant")
-    assert "Reasoning: low" in text
-    assert "Reasoning: high" in chat.tokenizer.decode(Chat(model, {"reasoning_effort": "high"}).prompt(PROBLEM))
 
 
 def test_a_sample_keeps_its_special_tokens_and_counts_its_answer(model):

@@ -90,23 +90,15 @@ def test_records_with_any_text_are_read_back(tmp_path):
         output.read_records(tmp_path / "none.jsonl")
 
 
-def test_cut_thoughts_and_cut_answers_are_counted_separately():
-    samples = [
-        make_graded_record("a", 1.0, thinking_truncated=1.0),
-        make_graded_record("b", 0.0, thinking_truncated=0.0, truncated=1.0),
-    ]
-    summary = records.summarize([*samples, make_graded_record("c", 0.0, thinking_truncated=0.0)])
-    assert (summary["thinking_truncated"], summary["truncated"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
-    assert "thinking_truncated" not in records.summarize([make_graded_record("a", 1.0)])
-
-
 def test_sources_and_environments_are_reported_separately():
     samples = [
-        make_graded_record("a", 1.0, environment="single"),
-        make_graded_record("b", 0.0, environment="python", datasource="aime"),
+        make_graded_record("a", 1.0, environment="single", thinking_truncated=1.0),
+        make_graded_record("b", 0.0, environment="python", datasource="aime", thinking_truncated=0.0, truncated=1.0),
         make_graded_record("c", 1.0),
     ]
     result = records.summarize_by_source(samples, [1])
+    assert (result["thinking_truncated"], result["truncated"]) == (pytest.approx(1 / 2), pytest.approx(1 / 3))
+    assert "thinking_truncated" not in records.summarize(samples[2:])
     assert result["exact_match"] == pytest.approx(2 / 3)
     assert {name: part["exact_match"] for name, part in result["by_source"].items()} == {"sums": 1.0, "aime": 0.0}
     parts = result["by_environment"]

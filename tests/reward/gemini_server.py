@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from reward.stand_in import reply
+from reward.gemini import make_stand_in_reply
 
 KEY = "AIza-not-a-real-key-0123456789"
 SCORES = {"validity": 4, "completeness": 3, "consistency": 2, "honesty": 1}  # quality 0.7
@@ -103,7 +103,7 @@ class GeminiServer:
             return error(404, f"models/{model} is not found")
         planned = self.plan(number, model)
         self.ended.wait(self.latency)
-        return planned or as_json(reply(body) if body else {"name": f"models/{model}"})
+        return planned or as_json(make_stand_in_reply(body) if body else {"name": f"models/{model}"})
 
 
 class _Handler(BaseHTTPRequestHandler):

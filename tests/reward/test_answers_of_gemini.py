@@ -74,7 +74,7 @@ ALL = {
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr("reward.limits.SLACK", 0.0)
+    monkeypatch.setattr(chain, "SLACK", 0.0)
 
 
 @pytest.mark.parametrize("name", ALL)

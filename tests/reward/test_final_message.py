@@ -2,8 +2,7 @@
 
 import pytest
 
-from reward.answers import NO_FINAL, final_message, grade
-from reward.extraction import NO_ANSWER
+from reward.answers import NO_ANSWER, NO_FINAL, final_message, grade
 
 from .harmony import ANALYSIS, FINAL, format_harmony
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward import equivalence
-from reward.answers import TOO_LONG, grade
-from reward.extraction import CUT_IN_BOX, NO_ANSWER
+from reward.answers import CUT_IN_BOX, NO_ANSWER, TOO_LONG, grade
 
 from .harmony import format_harmony
 from .outside import PAIRS
@@ -142,23 +141,10 @@ def test_the_answer_is_the_last_box_or_what_the_last_phrase_says(text: str, answ
     assert grade(format_harmony("\\boxed{8}", text), "7") == result
 
 
-atoms = st.integers(-99, 999).map(str) | st.sampled_from(
-    [
-        "0.25",
-        "\\frac{3}{4}",
-        "1\\frac12",
-        "50\\%",
-        "\\$3",
-        "7_{12}",
-        "x",
-        "y_1",
-        "\\pi",
-        "i",
-        "AB",
-        "\\text{odd}",
-        "3\\text{ cm}",
-    ]
-)
+atoms = st.integers(-99, 999).map(str) | st.sampled_from([
+    "0.25", "\\frac{3}{4}", "1\\frac12", "50\\%", "\\$3", "7_{12}", "x", "y_1", "\\pi", "i", "AB", "\\text{odd}",
+    "3\\text{ cm}",
+])  # fmt: skip
 
 
 def _larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -194,22 +180,8 @@ def test_fractions_are_graded_by_their_value(a, b) -> None:
 
 
 PIECES = [
-    "{",
-    "}",
-    "\\",
-    "\\boxed{",
-    "7",
-    " ",
-    "$",
-    "<|channel|>final<|message|>",
-    "\\text{",
-    "^",
-    "_",
-    ",",
-    "(",
-    "=",
-    "½",
-]
+    "{", "}", "\\", "\\boxed{", "7", " ", "$", "<|channel|>final<|message|>", "\\text{", "^", "_", ",", "(", "=", "½",
+]  # fmt: skip
 
 
 @settings(max_examples=300)
@@ -222,34 +194,11 @@ def test_any_text_gets_a_consistent_grade(text: str, gold: str) -> None:
 
 
 JUNK = [
-    "{",
-    "\\boxed{",
-    "\\boxed{}",
-    "\\boxed{1}, ",
-    "the answer is ",
-    "$x",
-    "or 1, ",
-    "\\",
-    " ",
-    "9",
-    "<|channel|>final",
-]
+    "{", "\\boxed{", "\\boxed{}", "\\boxed{1}, ", "the answer is ", "$x", "or 1, ", "\\", " ", "9", "<|channel|>final",
+]  # fmt: skip
 INSIDE = [
-    "9^",
-    "\\frac",
-    "1,",
-    "{",
-    "\\sqrt(",
-    "\\text{",
-    "(",
-    "and ",
-    "x=",
-    "x<",
-    "\\begin{pmatrix}",
-    "1_",
-    "9!",
-    "\\{",
-]
+    "9^", "\\frac", "1,", "{", "\\sqrt(", "\\text{", "(", "and ", "x=", "x<", "\\begin{pmatrix}", "1_", "9!", "\\{",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", JUNK + INSIDE)

@@ -9,9 +9,9 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 
-from reward import judge_actor, settings, stand_in
+from reward import judge_actor, settings
 from reward.chain import connect
-from reward.gemini import CallError, Client, find_missing
+from reward.gemini import CallError, Client, find_missing, serve_stand_in
 from reward.settings import GOOGLE_URL, STAND_IN_KEY, ChainSettings
 
 from .gemini_server import KEY, Answer, error
@@ -132,7 +132,7 @@ def test_ray_gets_the_keys_of_the_judge_as_the_argument_of_a_call_and_nothing_el
 
 
 def test_it_knows_its_models_alone_and_takes_no_signal() -> None:
-    client = Client("a key", stand_in.serve(["first"]))
+    client = Client("a key", serve_stand_in(["first"]))
     asyncio.run(client.find("first"))
     with pytest.raises(CallError):
         asyncio.run(client.find("second"))

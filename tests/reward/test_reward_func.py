@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward.labels import LabelError, parse_label
+from reward.answers import LabelError, parse_label
 from reward.reward_func import LOG_KEYS, extract_response, reward_func
 
 from .harmony import PROMPT, RIGHT, UNFINISHED, WRONG

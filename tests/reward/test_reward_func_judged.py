@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -60,19 +59,6 @@ def test_a_response_without_an_answer_earns_its_reasoning_and_an_empty_one_is_no
         assert result["rewards"] == pytest.approx(0.4 * earned) and result["scores"] == 0.0, response
         assert (result["extra_logs"]["answered"], result["extra_logs"]["judge_quality"]) == (0.0, earned)
     assert len(server.requests) == (len(WITHOUT_ANSWER) if quality else 0)
-
-
-def test_a_response_that_is_cut_anywhere_is_judged_and_earns_the_weight_of_quality_at_most(serve, load) -> None:
-    loaded = load(serve())
-    tokens = re.findall(r"<\|\w+\|>|[^<]", RIGHT.replace("3+4", "3+4=7,7=7=7=7=7"))
-    for count in range(len(tokens)):
-        response = "".join(tokens[:count])
-        result = loaded.reward_func([PROMPT + response], [PROMPT], ["7"])
-        if not result["extra_logs"]["answered"]:
-            assert result["rewards"] == pytest.approx(0.4 * result["extra_logs"]["judge_quality"])
-            assert 0.0 <= result["rewards"] <= 0.4
-        is_asked = result["extra_logs"]["judge_calls"] + result["extra_logs"]["judge_cached"] == 1
-        assert is_asked == (len(response) > len(ANALYSIS)), response
 
 
 def test_evaluations_and_samples_that_were_not_graded_are_never_judged(serve, load) -> None:

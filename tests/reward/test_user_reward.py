@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from reward import user_files
-from reward.returned import ReturnError, read
+from reward.dry_run import call_once
 from reward.settings import SettingsError
+from reward.user_files import ReturnError, read
 
 CALL = (["<p>12"], ["<p>"], ["7"])
 
@@ -87,10 +88,19 @@ def test_a_module_beside_it_comes_before_a_package_of_ours(load, tmp_path):
     (tmp_path / "scripts" / "more.py").write_text("from data import WORTH\nTWICE = 2 * WORTH\n")
     (tmp_path / "eval").mkdir()  # of data files
     code = "from scripts.more import TWICE\nfrom eval.compare import compare_evaluations\n" + make_reward_code("TWICE")
-    data = importlib.import_module("data.golds")
+    data = importlib.import_module("data.sources")
     assert load(mine=code)(*CALL)["rewards"] == 0.5
-    assert importlib.import_module("data.golds") is data and "scripts.more" not in sys.modules
+    assert importlib.import_module("data.sources") is data and "scripts.more" not in sys.modules
     assert sys.path[0] != str(tmp_path) and sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize(("beside", "is_named"), [("reward/helper_of_mine.py", True), ("rewards.py", False)])
+def test_a_module_beside_it_that_our_package_hides_is_to_be_renamed(tmp_path, beside, is_named):
+    (tmp_path / beside).parent.mkdir(exist_ok=True)
+    (tmp_path / beside).write_text("")
+    (tmp_path / "mine.py").write_text("from reward import helper_of_mine\n")
+    refused = call_once(tmp_path / "mine.py", None)
+    assert "helper_of_mine" in refused["error"] and (f"rename {tmp_path / 'reward'}" in refused["remedy"]) is is_named
 
 
 def test_an_edit_of_the_same_second_and_size_counts(tmp_path):

@@ -20,7 +20,7 @@ from grpo.rollout import budget_executor
 from grpo.rollout.engine import ids_only
 from grpo.rollout.harmony import template_for
 from grpo.rollout.multi_turn import EnginePolicy, RolloutLimits, roll_out
-from grpo.rollout.sample_params import mark_recorded
+from grpo.rollout.stage import mark_recorded
 from grpo.rollout.thinking import environment
 from tests.grpo.environments.scripted import Library
 

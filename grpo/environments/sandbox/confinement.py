@@ -73,11 +73,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def confine(limits: Limits) -> None:
-    """Confine this process for good.
-
-    Raises:
-        Unconfined: if the machine lacks what this needs.
-    """
+    """Confine this process for good. Raises Unconfined if the machine lacks what this needs."""
     _set_limits(limits)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _restrict_files(readable_paths())

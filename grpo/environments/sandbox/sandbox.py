@@ -51,11 +51,7 @@ class Sandbox:
 
     @classmethod
     async def start(cls, limits: Limits) -> "Sandbox":
-        """Return a new sandbox.
-
-        Raises:
-            Unconfined: if the machine cannot confine it; no code has run then.
-        """
+        """Return a new sandbox. Raises Unconfined if the machine cannot confine it; no code has run then."""
         sandbox = cls(limits)
         try:
             said = await asyncio.get_running_loop().sock_recv(sandbox._channel, 4096)

@@ -20,7 +20,7 @@ from grpo.run.eval_metric import OUR_REWARD
 from grpo.stack.command import format_count
 from grpo.stack.problem import Problem, UserError
 from grpo.train.optimizer_steps import LearningRate, count_steps, count_updates
-from reward.labels import LabelError, is_gradable, parse_label
+from reward.answers import LabelError, is_gradable, parse_label
 
 _NAME = "name a .jsonl file; python -m data.prepare writes one"
 _GROUP = 8  # rollouts of a prompt that are proposed

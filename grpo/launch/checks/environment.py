@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.environments.conversation import play
-from grpo.environments.environment import BuiltInTool, Environment, Message, load
-from grpo.environments.mixture import SINGLE
+from grpo.environments.environment import SINGLE, BuiltInTool, Environment, Message, load
 from grpo.environments.settings import EnvironmentSettings, RolloutLimits, has_environment, variables
 from grpo.launch.checks.model import has_chat_template
 from grpo.launch.checks.own_code import DEADLINE, NoAnswerError, call_apart
@@ -24,8 +23,8 @@ from grpo.launch.config import Config
 from grpo.rollout import chat_template
 from grpo.stack.json_files import numbered_rows
 from grpo.stack.problem import Problem, UserError
+from reward.answers import LabelError, parse_label
 from reward.dry_run import locate_error
-from reward.labels import LabelError, parse_label
 
 # Made up from the type of an argument's schema
 _VALUES: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}

@@ -15,8 +15,8 @@ from grpo.run.eval_metric import USER_REWARD
 from grpo.stack.json_files import numbered_rows, read_bytes
 from grpo.stack.problem import Problem, UserError
 from reward import user_files
+from reward.answers import LabelError, parse_label
 from reward.dry_run import call_once
-from reward.labels import LabelError, parse_label
 from reward.user_files import RewardFile
 
 _MARKUP = "<|start|>{role}<|message|>{content}<|end|>"

@@ -85,32 +85,6 @@ def test_a_policys_error_is_raised_to_the_caller_and_the_environment_is_closed(e
     assert len(closed) == 1
 
 
-def test_cancelling_a_rollout_cancels_its_call_and_closes_it():
-    ended = []
-
-    class Waits(Library):
-        async def call(self, name, arguments):
-            called.set()
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                ended.append("call")
-
-        async def close(self):
-            ended.append("close")
-
-    async def cancel_rollout():
-        rollout = asyncio.create_task(play(Waits, Spoken(SEARCH), LIMITS))
-        await called.wait()
-        rollout.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await rollout
-
-    called = asyncio.Event()
-    asyncio.run(cancel_rollout())
-    assert ended == ["call", "close"]
-
-
 class Driving(Library):
     """Asks for turns itself, at most `most`."""
 

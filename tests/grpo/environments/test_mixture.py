@@ -8,8 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from grpo.environments.environment import Environment, SetupError, load
-from grpo.environments.mixture import Member, Mixture
-from grpo.environments.settings import AGENT, EnvironmentSettings, RolloutLimits, environments_by_prompt
+from grpo.environments.settings import (
+    AGENT,
+    EnvironmentSettings,
+    Member,
+    Mixture,
+    RolloutLimits,
+    environments_by_prompt,
+)
 from grpo.rollout.harmony import template_for
 from grpo.rollout.stage import Stage
 from grpo.stack.problem import UserError

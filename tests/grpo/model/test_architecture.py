@@ -86,15 +86,6 @@ def test_a_single_file_is_a_checkpoint_and_two_models_are_a_fault(copy: Path) ->
     assert architecture.check(model_files.read(copy)) == []
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "not JSON", '{"weight_map": {"a": 1}}']
-)
-def test_an_invalid_index_is_a_fault(copy: Path, content: str) -> None:
-    (copy / INDEX).write_text(content)
-    [fault] = architecture.check(model_files.read(copy))
-    assert fault.file == INDEX and "is not an index" in fault.what
-
-
 def test_a_header_that_contradicts_itself(copy: Path) -> None:
     shard = next(copy.glob("*-00001-of-*"))
     content = shard.read_bytes()
@@ -106,19 +97,17 @@ def test_a_header_that_contradicts_itself(copy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("num_local_experts", None), ("head_dim", None), ("num_hidden_layers", None), ("quantization_config", "mxfp4")],
-)
-def test_a_config_without_a_number_or_an_object_is_refused(copy: Path, key: str, value: str | None) -> None:
+    [
+        ("num_local_experts", None), ("head_dim", None), ("num_hidden_layers", None), ("num_hidden_layers", 10**15),
+        ("quantization_config", "mxfp4"),
+    ],
+)  # fmt: skip
+@pytest.mark.timeout(60)
+def test_a_config_without_a_number_or_an_object_is_refused(copy: Path, key: str, value: object) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(CheckpointError, match=key):
         architecture.check(model_files.read(copy))
-
-
-@pytest.mark.timeout(60)
-def test_a_config_with_more_layers_than_any_model_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="num_hidden_layers"):
-        Architecture.from_config(tiny_config(97).to_dict() | {"num_hidden_layers": 10**15})
 
 
 def test_the_120b_is_checked_in_seconds_from_headers_alone(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from peft import LoraConfig
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 
 from grpo.model import expert_lora, experts, mxfp4
 from grpo.model.routing import WEIGHS_CHOSEN
+from tests.grpo.lora.recorded_pass import RecordedPass
 
 # Sizes of experts, chosen experts, hidden and intermediate, as gpt-oss-120b and -20b have them in small.
 SHAPES = [(8, 4, 96, 64), (4, 4, 64, 96), (16, 2, 32, 32), (5, 1, 64, 32)]
@@ -100,31 +100,11 @@ def test_adapters_are_those_of_merged_weights_in_float64(shape):
 
 
 def test_a_layer_with_adapters_waits_for_no_value():
-    """Such operations wait: that copy a number to the host, or whose result has a size that depends on values."""
     router, *_, packed = make_layer(SHAPES[0])
-    adapter, called = add_adapters(packed), set()
-
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            is_by_number = func is torch.ops.aten.index.Tensor and all(
-                i is None or i.dtype == torch.long for i in args[1]
-            )
-            called.update([] if is_by_number else [func])
-            return func(*args, **(kwargs or {}))
-
-    with Names():
+    adapter = add_adapters(packed)
+    with RecordedPass() as recorded:  # which asserts it of each operation
         compute_results(router, packed, torch.randn(1, 5, 96).bfloat16(), torch.ones(1, 5, 96).bfloat16(), adapter)
-    assert torch.ops.aten._grouped_mm.default in called
-    waiting = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-    assert [func for func in called if waiting & set(func.tags)] == []
-
-
-def test_weights_are_packed_and_frozen():
-    *_, packed = make_layer(SHAPES[0])
-    sizes = {name: parameter.numel() * parameter.itemsize for name, parameter in packed.named_parameters()}
-    in_bf16 = 2 * 8 * (96 * 128 + 64 * 96)
-    assert sum(size for name, size in sizes.items() if "_bias" not in name) == in_bf16 * 17 / 64
-    assert not any(parameter.requires_grad for parameter in packed.parameters())
+    assert "_grouped_mm" in recorded.launches and not any(weight.requires_grad for weight in packed.parameters(False))
 
 
 def test_a_pass_keeps_no_unpacked_weight():

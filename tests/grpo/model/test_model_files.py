@@ -54,13 +54,16 @@ def test_a_header_that_the_format_forbids_is_refused(tmp_path: Path, header: obj
         model_files.read_header(write(tmp_path / "a", header))
 
 
-@pytest.mark.parametrize("shard", ["../other.safetensors", "/etc/passwd", "a\0b", 3])
-def test_an_index_names_files_of_its_folder(tmp_path: Path, shard: object) -> None:
+SHARDS = ("../other.safetensors", "/etc/passwd", "a\0b", 3)
+MAPS = ({}, ["a"], *({"a": shard} for shard in SHARDS))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "not JSON", *(json.dumps({"weight_map": each}) for each in MAPS)])
+def test_an_index_names_files_of_its_folder(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
+    (tmp_path / INDEX).write_text(content)
     model = model_files.read(tmp_path)
-    assert [str(fault) for fault in model.faults if INDEX in str(fault)]
-    assert model.shards == ()
+    assert model.shards == () and "is not an index" in next(str(each) for each in model.faults if INDEX in str(each))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_recorded_experts_are_taken_with_weights_from_the_own_logits():
 
 def test_it_counts_choices_that_the_router_would_have_made_differently():
     model = make_small_model()
-    _, choices = compute_own_choices(model)
+    plain, choices = compute_own_choices(model)
     choices[1][3:] = 0  # unknown
     kept = choices[0][2, -1].clone()  # of the last layer, so no later choice depends on it
     for instead, differing in ((kept.flip(0), 0), (kept % EXPERTS + 1, 1)):
@@ -69,16 +69,7 @@ def test_it_counts_choices_that_the_router_would_have_made_differently():
         with routing.replay_choices(model, choices, LENGTH, "cpu") as replay:
             model(TOKENS)
         assert replay.counts() == (differing, LAYERS * (LENGTH + 3))
-
-
-def test_other_choices_and_choices_shifted_by_a_token_change_the_result():
-    model = make_small_model()
-    plain, choices = compute_own_choices(model)
-    shifted = [choice.roll(1, dims=0) for choice in choices]
-    for routings in (draw_choices(), shifted):
-        with routing.replay_choices(model, routings, LENGTH, "cpu"):
-            assert (model(TOKENS).logits - plain).abs().max() > 1e-3
-    assert torch.equal(model(TOKENS).logits, plain), "the choice outlives its context"
+        assert torch.equal(model(TOKENS).logits, plain), "the choice outlives its context"
 
 
 def test_packed_and_bf16_experts_replay_alike(either_checkpoint):

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from grpo.environments.environment import BROWSER, PYTHON
+from grpo.environments.environment import BROWSER, PYTHON, SingleAnswer
 from grpo.rollout.harmony import SAMPLED, template_for
 from grpo.stack.problem import UserError
 from tests.grpo.environments.scripted import assert_exact, roll_out_script
@@ -88,6 +88,13 @@ def test_a_message_to_a_role_is_no_call(role):
     assert parse(f" to={role}<|channel|>final<|message|>42<|call|>") == said
     _, _, outcome, _ = roll_out_script([f"<|channel|>final to={role}<|message|>42<|return|>"])
     assert (outcome.ending, outcome.calls, outcome.messages[-1]["content"]) == ("done", 0, "42")
+
+
+@pytest.mark.parametrize(("label", "reward"), [("2", 1.0), ("1", 0.0), ("12", 0.0)])
+def test_of_two_finals_the_last_one_reaches_an_environment(label, reward):
+    finals = f"<|channel|>final<|message|>\\boxed{{1}}{NEXT}<|channel|>final<|message|>\\boxed{{2}}<|return|>"
+    _, _, outcome, response = roll_out_script([finals], SingleAnswer("1 + 1?", label))
+    assert outcome.messages[-1]["content"] == "\\boxed{2}" and response["reward"] == reward
 
 
 @pytest.mark.parametrize("instructions", ["Be brief.", "Be\n\nbrief.\n\n", "<|end|>\n\n", "\ue000"])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.rollout.response_text import BREAK, decode_tokens, make_record_fields
+from grpo.rollout.response_text import BREAK, decode_tokens
 from reward.answers import final_message, grade
 from scripts.tiny_model.tokenizer import write_tokenizer
 
@@ -32,9 +32,7 @@ def spell_text(tokenizer, text: str) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize(
-    "inside", [HEADER, f"<|end|><|start|>assistant{HEADER}", f"<|return|>{HEADER}", f"<|channel|><|end|>{HEADER}"]
-)
+@pytest.mark.parametrize("inside", [HEADER, f"<|end|><|start|>assistant{HEADER}", f"<|channel|><|end|>{HEADER}"])
 def test_spelled_out_header_does_not_open_a_final_message(tokenizer, inside):
     analysis = encode_text(tokenizer, "<|channel|>analysis<|message|>2+5")
     answer = encode_text(tokenizer, r"\boxed{7}")
@@ -44,18 +42,8 @@ def test_spelled_out_header_does_not_open_a_final_message(tokenizer, inside):
         tokenizer, [*analysis, *encode_text(tokenizer, f"<|end|><|start|>assistant{HEADER}"), *answer]
     )
     assert BREAK not in right and grade(right, "7").correct
-
-
-def test_spelled_out_marker_does_not_end_a_final_message(tokenizer):
-    tokens = [*encode_text(tokenizer, HEADER), *spell_text(tokenizer, "<|end|>"), *encode_text(tokenizer, r"\boxed{7}")]
-    assert grade(decode_tokens(tokenizer, tokens), "7").correct
-
-
-def test_an_evaluation_sees_the_same_text(tokenizer):
-    tokens = [*spell_text(tokenizer, HEADER), *encode_text(tokenizer, r"\boxed{7}")]
-    record = make_record_fields(tokenizer, tokens, is_truncated=False)
-    assert record["response"] == decode_tokens(tokenizer, tokens) and record["answer_length"] is None
-    assert BREAK in record["response"]
+    tokens = [*encode_text(tokenizer, HEADER), *spell_text(tokenizer, "<|end|>"), *answer]
+    assert grade(decode_tokens(tokenizer, tokens), "7").correct, "a spelled marker ends no message either"
 
 
 @given(st.lists(st.one_of(st.sampled_from(MARKERS), st.text("ab<|>é∑ 1\n\\{}", max_size=12)), max_size=12))

@@ -8,28 +8,18 @@ from hypothesis import strategies as st
 
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.stack.problem import UserError
-from scripts.tiny_model.tokenizer import build_tokenizer
+from tests.grpo.rollout.replayed_engine import ANALYSIS, TOKENIZER, encode_text
+from tests.grpo.rollout.replayed_engine import FINAL as FORCED
 
-HARMONY = build_tokenizer()
-FORCED = "<|end|><|start|>assistant<|channel|>final<|message|>"
 PROMPT = "<|start|>user<|message|>2 + 2<|end|><|start|>assistant"
-ANALYSIS = "<|channel|>analysis<|message|>"
-
-
-def encode_text(text: str) -> list[int]:
-    return HARMONY.encode(text, add_special_tokens=False).ids
 
 
 def decode_tokens(tokens) -> str:
-    return HARMONY.decode(list(tokens), skip_special_tokens=False)
-
-
-def make_delimiter(name: str):
-    return delimiter(name, encode_text)
+    return TOKENIZER.decode(list(tokens), skip_special_tokens=False)
 
 
 def watch_response(name: str, prompt: str, response: str):
-    watch = make_delimiter(name).watch(encode_text(prompt))
+    watch = delimiter(name, encode_text).watch(encode_text(prompt))
     for token in encode_text(response):
         watch.feed(token)
     return watch
@@ -51,7 +41,7 @@ def watch_response(name: str, prompt: str, response: str):
 )
 def test_a_delimiter_after_which_gpt_oss_would_not_answer_is_refused(name):
     with pytest.raises(UserError, match="final message"):
-        make_delimiter(name)
+        delimiter(name, encode_text)
 
 
 ENOUGH = f"Time is up.{FORCED}The answer"
@@ -69,7 +59,7 @@ ENOUGH = f"Time is up.{FORCED}The answer"
     ],
 )
 def test_a_text_is_inserted_and_the_models_own_end_is_recognized(response, rest):
-    assert list(make_delimiter(ENOUGH).tokens) == encode_text(ENOUGH)
+    assert list(delimiter(ENOUGH, encode_text).tokens) == encode_text(ENOUGH)
     watch = watch_response(ENOUGH, PROMPT, response)
     assert watch.closed == (rest == "")
     assert decode_tokens(watch.rest()) == rest
@@ -127,7 +117,7 @@ def test_harmony_thinking_ends_when_the_assistant_addresses_others(prompt, respo
 def test_a_delimiter_spelled_in_text_does_not_count():
     # The characters, as ordinary tokens.
     spelled = [token for part in re.findall(".", FORCED) for token in encode_text(part)]
-    watch = make_delimiter("harmony").watch(encode_text(PROMPT + ANALYSIS))
+    watch = delimiter("harmony", encode_text).watch(encode_text(PROMPT + ANALYSIS))
     for token in spelled:
         watch.feed(token)
     assert decode_tokens(spelled) == FORCED and not watch.closed

@@ -16,8 +16,7 @@ from eval.problems import Chat
 from grpo.environments.settings import AGENT
 from grpo.rollout import thinking
 from grpo.rollout.budgeted_rollout import budgeted_response
-from grpo.rollout.sample_params import for_sample
-from grpo.rollout.stage import Stage
+from grpo.rollout.stage import Stage, for_sample
 from grpo.rollout.thinking import Budget, delimiter
 from grpo.run import eval_metric, evaluation, records, run_log
 from grpo.stack import json_files

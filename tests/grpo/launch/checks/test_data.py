@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from data import prepare
-from data.golds import is_gold
+from data.sources import is_gold
 from grpo.launch import rendering
 from grpo.launch.checks.data import check_batches, read_records
 from grpo.launch.rendering import Rendered
@@ -44,6 +44,7 @@ def write_rows(path: Path, *rows: object) -> Path:
         (json.dumps({"prompt": [{"role": "user", "content": [{"type": "text"}]}], "label": "2"}), "neither text nor"),
         (json.dumps({"prompt": [{"role": "narrator", "content": "Once."}, USER], "label": "2"}), "'narrator'"),
         (json.dumps({"prompt": [USER, {"role": "system", "content": "x"}], "label": "2"}), "'system'"),
+        (json.dumps({"prompt": [{"role": "assistant", "content": "Welcome."}, USER], "label": "2"}), "'assistant'"),
         (json.dumps({"prompt": [USER, CALL | {"tool_calls": ["f"]}, USER], "label": "2"}), "a tool call"),
         (json.dumps({"prompt": [USER, CALL, RESULT | {"tool_call_id": "b"}], "label": "2"}), "no tool_call_id"),
         (json.dumps({"prompt": [USER, CALL], "label": "2"}), "ends with the assistant"),
