@@ -12,6 +12,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 from benchmarks.checks import Passed, choose_device
 from benchmarks.measure import measure_peak, time_in_turn
 from benchmarks.random_model import FULL, fill_
+from grpo.launch.cost import fit_update
 from grpo.model import attention, experts
 from grpo.model.architecture import Architecture
 from grpo.model.vocabulary import Allocated
@@ -23,7 +24,7 @@ Ways = dict[str, Callable[[], torch.Tensor]]
 
 
 def check(gpus: int, lengths: tuple[int, ...] = LENGTHS, shape: Architecture = FULL) -> Passed:
-    """Time a layer at two lengths, from which the seconds of an update follow."""
+    """Time a layer at two lengths. From these, :mod:`grpo.launch.cost` predicts the seconds of a step."""
     device = torch.device(choose_device(gpus))
     layer, config = _build(shape, device)
     numbers: dict[str, Any] = {"tokens": list(lengths), "forward_s": [], "train_s": [], "scores_s": [], "peak_gb": []}
@@ -46,13 +47,6 @@ def check(gpus: int, lengths: tuple[int, ...] = LENGTHS, shape: Architecture = F
     of_batch, of_token = fit_update(numbers)
     predicted = f"{16 * (of_batch + of_token * lengths[0]):.0f} s to train on 16 rollouts of {lengths[0]:,}"
     return Passed(f"{'; '.join(parts)}; predicted: {predicted}", numbers)
-
-
-def fit_update(numbers: dict[str, Any]) -> tuple[float, float]:
-    """Return the seconds of a micro-batch and of a token, in all layers of gpt-oss-120b."""
-    seconds = [FULL.layers * t + s for t, s in zip(numbers["train_s"], numbers["scores_s"], strict=True)]
-    of_token = (seconds[-1] - seconds[0]) / (numbers["tokens"][-1] - numbers["tokens"][0])
-    return seconds[0] - numbers["tokens"][0] * of_token, of_token
 
 
 def _build(shape: Architecture, device: torch.device) -> tuple[Any, GptOssConfig]:

@@ -1,6 +1,12 @@
-"""What a run costs: the judge's calls, and hours, in one line with its three assumptions (see docs/gpu.md)."""
+"""What a run costs: the judge's calls, and hours, in one line with its three assumptions.
 
+docs/gpu.md has their sources. Each is replaced by what gpu_check measured on this machine, where it did.
+"""
+
+import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.config import Config
@@ -11,9 +17,11 @@ from grpo.model.architecture import Architecture
 from grpo.model.footprint import DECODED_SEQUENCES, Cache
 from grpo.model.released import RELEASED
 from grpo.rollout.stage import count_greedy
+from grpo.stack.checkout import GPU_REPORT
 from grpo.stack.command import format_count
 from grpo.train import optimizer_steps
 
+Numbers = Mapping[str, Mapping[str, Any]]  # of gpu_check's checks that passed, by name
 _LARGE = RELEASED["openai/gpt-oss-120b"]
 # Of the judge, assumed: tokens of instructions, problem and gold answer; tokens of a reply, thoughts included; seconds.
 _INSTRUCTIONS, _REPLY, _CALL = 1_000, 2_000, 30.0
@@ -24,6 +32,7 @@ _LAYER = 65e-6  # seconds of a layer's kernels, however little they read
 _REDUCES = 16e-6  # assumed: seconds of a layer's two all-reduces
 _EAGER = 0.8e-3  # seconds in which the CPU launches a layer without graphs
 _BETWEEN, _RAY = 1.6e-3, 2e-3  # seconds between passes of an engine, and those that Ray adds with several GPUs
+_MEASURED_AT = 576  # tokens of a sequence in gpu_check's passes
 # The update of gpt-oss-120b on one H100: seconds of a micro-batch, which unpacks the weights, and of a token.
 _UPDATE = (1.1, 127e-6)
 _FORWARD = 0.35  # share of the update's time that a pass without gradients takes
@@ -53,16 +62,16 @@ def _describe_hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
     args, model, need = config.args, plan.architecture, needs(config)
     if model is None or need is None or list(check_gpu_memory(config)):
         return []
+    numbers = read_report()
     sequences = math.ceil(config.rollouts_per_step / args.vllm_num_engines)
     at_once = max(1, min(sequences, need.at_once, DECODED_SEQUENCES))
-    # A sequence is on average half as long as the limit.
-    token = time_pass(model, args.vllm_tensor_parallel_size, args.enforce_eager, at_once, need.length // 2)
+    token = time_pass(model, args.vllm_tensor_parallel_size, args.enforce_eager, at_once, need.length, numbers)
     sampling = token * args.generate_max_len * math.ceil(sequences / at_once)
     judging = 0.0
     if judge.settings:
         chain = judge.settings.chain
         judging = min(chain.deadline, math.ceil(config.rollouts_per_step / chain.concurrency) * _CALL)
-    update = _time_update(config, model)
+    update = time_update(config, model, numbers)
     step = sampling + judging + update
     if args.pipeline:  # all work at the same time, and a batch passes through them in two steps
         step = max(sampling, update, step / 2)
@@ -70,17 +79,36 @@ def _describe_hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
         samples = plan.eval_prompts * (args.eval_n_samples_per_prompt + count_greedy(args.eval_temperature))
         batches = math.ceil(math.ceil(samples / args.vllm_num_engines) / DECODED_SEQUENCES)
         step += plan.evals / plan.steps * token * args.generate_max_len * batches
-    asked = f"{_CALL:.0f} s a call of the judge, " if judge.settings else ""
+    asked = f"{_CALL:.0f} s a call of the judge (assumed), " if judge.settings else ""
+    of_engine, of_layer = ("measured" if name in numbers else "calculated" for name in ("engine speed", "layer"))
     return [
         f"hours       {steps * step / 3600:,.1f} for {format_count(steps, 'step')} of {step:,.0f} s, if every response "
         "reaches the length limit:",
-        f"            {1e3 * token:.0f} ms a token with {at_once} rollouts per engine, {asked}{update:.0f} s an update "
-        "(assumed; see docs/gpu.md)",
+        f"            {1e3 * token:.0f} ms a token with {at_once} rollouts per engine ({of_engine}), {asked}"
+        f"{update:.0f} s an update ({of_layer}; see docs/gpu.md)",
     ]
 
 
-def time_pass(model: Architecture, width: int, eager: bool, sequences: int, tokens: int) -> float:
-    """Return the seconds of an engine's pass for this many sequences of so many tokens, on `width` GPUs."""
+def read_report() -> Numbers:
+    """Return what gpu_check measured on this machine; {} if it did not, or if its report cannot be read."""
+    try:
+        checks = json.loads(GPU_REPORT.read_text(encoding="utf-8"))["checks"]
+        return {check["name"]: check["numbers"] for check in checks if check["verdict"] == "passed"}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def time_pass(model: Architecture, width: int, eager: bool, sequences: int, tokens: int, numbers: Numbers) -> float:
+    """Return the seconds of an engine's pass for this many sequences, on average half as long as their limit."""
+    measured, factor = numbers.get("engine speed", {}), 1.0
+    if passes := measured.get("decode_s", {}).get("eager" if eager else "graphs"):
+        nearest = min(passes, key=lambda count: abs(int(count) - sequences))
+        shape = RELEASED[f"openai/{measured['model']}"]
+        factor = passes[nearest] / _calculate_pass(shape, 1, eager, int(nearest), _MEASURED_AT)
+    return factor * _calculate_pass(model, width, eager, sequences, tokens // 2)
+
+
+def _calculate_pass(model: Architecture, width: int, eager: bool, sequences: int, tokens: int) -> float:
     sizes = model.actor_bytes(model.mxfp4)
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     others = sum(sizes.values()) - experts - sizes["model.embed_tokens.weight"]
@@ -91,10 +119,18 @@ def time_pass(model: Architecture, width: int, eager: bool, sequences: int, toke
     return max(computed, launched) + _BETWEEN + (_RAY if width > 1 else 0.0)
 
 
-def _time_update(config: Config, model: Architecture) -> float:
+def fit_update(layer: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the seconds of a micro-batch and of a token, given the numbers of gpu_check's check "layer"."""
+    seconds = [_LARGE.layers * t + s for t, s in zip(layer["train_s"], layer["scores_s"], strict=True)]
+    of_token = (seconds[-1] - seconds[0]) / (layer["tokens"][-1] - layer["tokens"][0])
+    return seconds[0] - layer["tokens"][0] * of_token, of_token
+
+
+def time_update(config: Config, model: Architecture, numbers: Numbers) -> float:
     """Return the seconds of a step's passes on a rank of the actor."""
-    args, (of_batch, of_token) = config.args, _UPDATE
+    args, layers = config.args, model.layers / _LARGE.layers
+    of_batch, of_token = fit_update(numbers["layer"]) if "layer" in numbers else _UPDATE
     passes = args.max_epochs + _FORWARD * (optimizer_steps.share_of_old_pass(args) + (args.init_kl_coef > 0))
     unpacking = of_batch * model.experts / _LARGE.experts / args.micro_train_batch_size
-    of_rollout = model.layers / _LARGE.layers * (unpacking + of_token * config.max_model_len)
+    of_rollout = layers * (unpacking + of_token * config.max_model_len)
     return float(passes * config.rollouts_per_step / config.actor_ranks * of_rollout)

@@ -18,6 +18,7 @@ from benchmarks import actor, engine_speed, kernels, layer, machine, parity, ran
 from benchmarks.checks import Skipped
 from benchmarks.random_model import FULL, shrink
 from grpo.flags.parser import Asked, fill
+from grpo.launch import cost
 from grpo.lora import adapter
 from grpo.model import mxfp4
 from grpo.model.released import RELEASED
@@ -119,7 +120,7 @@ def test_the_plan_is_that_of_the_docs() -> None:
 def test_a_layer_is_timed_and_what_does_not_repeat_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = layer.check(0, (64, 128), SMALL).numbers
     assert [len(numbers[name]) for name in ("forward_s", "train_s", "scores_s", "peak_gb")] == [2] * 4
-    assert min(numbers["train_s"]) > 0 and len(layer.fit_update(numbers)) == 2
+    assert min(numbers["train_s"]) > 0 and len(cost.fit_update(numbers)) == 2
     right = layer.experts.activate
     monkeypatch.setattr(layer.experts, "activate", lambda *given: right(*given) * torch.rand(()))
     with pytest.raises(UserError, match="differs when it is repeated"):

@@ -1,11 +1,11 @@
 """What a run costs: the judge's calls, and hours, against published and measured seconds and the README's table."""
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.layer import fit_update
 from grpo.launch import cost, gpu_memory, judge
 from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.judge import RunJudge
@@ -16,10 +16,17 @@ from .boxes import BOXES, LARGE, RECIPE
 from .conftest import make_judge, write_aime
 
 PUBLISHED = {4: 3.72e-3, 8: 4.05e-3, 16: 4.83e-3, 32: 5.82e-3, 64: 7.36e-3}  # InferenceX: one engine of 8 H100s
+LAYER = {"tokens": [4096, 16384], "train_s": [0.02, 0.08], "scores_s": [0.1, 0.4]}
 DEFAULTS = RECIPE | dict.fromkeys(gpu_memory.MICRO_BATCHES) | {
     "generate_max_len": 3072, "train_batch_size": 64, "enforce_eager": None, "eval_steps": 10,
     "eval_n_samples_per_prompt": 8, "num_episodes": 50,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def report(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cost, "GPU_REPORT", tmp_path / "report.json")
+    return tmp_path / "report.json"
 
 
 def plan_recipe(setting, model: str = LARGE, box: str = "8", **flags):
@@ -85,8 +92,8 @@ def test_a_tiny_model_and_what_does_not_fit_have_no_hours(setting) -> None:
 def test_passes_are_those_that_were_published() -> None:
     model, other = cost.RELEASED[LARGE], cost._BETWEEN + cost._RAY
     for sequences, seconds in PUBLISHED.items():
-        assert cost.time_pass(model, 8, False, sequences, 1536) - other == pytest.approx(seconds, rel=0.2)
-        assert cost.time_pass(model, 8, True, sequences, 1536) > 36 * 0.8e-3
+        assert cost._calculate_pass(model, 8, False, sequences, 1536) - other == pytest.approx(seconds, rel=0.2)
+        assert cost._calculate_pass(model, 8, True, sequences, 1536) > 36 * 0.8e-3
 
 
 def test_an_update_is_that_of_the_table() -> None:
@@ -94,18 +101,29 @@ def test_an_update_is_that_of_the_table() -> None:
     of_batch, of_token = cost._UPDATE
     for tokens, seconds in ((4096, 26), (16384, 51)):
         assert 16 * (of_batch + of_token * tokens) == pytest.approx(seconds, rel=0.03)
-    layer = {"tokens": [4096, 16384], "train_s": [0.02, 0.08], "scores_s": [0.1, 0.4]}
-    of_batch, of_token = fit_update(layer)
+    of_batch, of_token = cost.fit_update(LAYER)
     assert of_batch + of_token * 4096 == pytest.approx(36 * 0.02 + 0.1)
 
 
 def test_a_step_is_sampling_judging_and_the_update(setting) -> None:
     text = describe(setting)
     hours = text[text.index("hours") :]
-    assert hours.count("\n") == 1 and "assumed" in hours
+    assert hours.count("\n") == 1 and hours.count("calculated") == 2 and "assumed" in hours
     whole = read_seconds(text)
     without_judge = read_seconds(describe(setting, RunJudge(None, is_stand_in=False)))
     assert whole - without_judge == pytest.approx(60, abs=1), "64 calls, 32 at once"
     assert read_seconds(describe(setting, pipeline=True, old_log_probs="engine")) < whole
     for slower in ({"enforce_eager": True}, {"init_kl_coef": 0.1}, {"vllm_num_engines": 1}):
         assert read_seconds(describe(setting, **slower)) > whole
+
+
+def test_what_was_measured_here_takes_the_place_of_what_is_calculated(setting, report) -> None:
+    calculated = read_seconds(describe(setting))
+    passes = {"model": "gpt-oss-20b", "decode_s": {"graphs": {"8": 1.0, "32": 2.0}}}
+    checks = [("engine speed", passes, "passed"), ("layer", LAYER, "failed")]
+    report.write_text(json.dumps({"checks": [{"name": n, "numbers": v, "verdict": how} for n, v, how in checks]}))
+    text = describe(setting)
+    assert "(measured)" in text and "(calculated; see" in text and read_seconds(text) > 10 * calculated
+    for broken in ("", "{}", '{"checks": 5}', "[]"):
+        report.write_text(broken)
+        assert read_seconds(describe(setting)) == calculated
