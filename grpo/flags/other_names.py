@@ -155,5 +155,7 @@ def find_flag(name: str) -> str | None:
 def refuse_variables(environ: Mapping[str, str]) -> None:
     """Raise UserError for a variable with another trainer's name: it would silently have no effect."""
     for name in sorted(environ):
+        if name == "OUTPUT_DIR":  # platforms export it for all programs
+            continue
         if name.isupper() and (flag := TRL.get(name.lower())):
             raise UserError(f"the variable {name} is not read by this project", f"unset {name}, and use {flag}")

@@ -161,7 +161,7 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
         f"{format_count(plan.steps, 'global step')}",
     ]
     if updates := plan.steps * plan.optimizer_steps_per_step:
-        lines += LearningRate.of_run(args, updates).describe(plan.steps)
+        lines += _describe_rates(LearningRate.of_run(args, updates), plan.steps)
     if plan.evals is not None:
         more = " and a greedy answer" if count_greedy(args.eval_temperature) else ""
         lines.append(
@@ -169,6 +169,18 @@ def _describe_steps(plan: Plan, config: Config) -> list[str]:
             f"{format_count(args.eval_n_samples_per_prompt, 'sample')}{more}, from {args.eval_dataset}"
         )
     return lines + shortfall(plan, config)
+
+
+def _describe_rates(schedule: LearningRate, steps: int) -> list[str]:
+    warm_up = math.ceil(schedule.warm_up / schedule.per_step)
+    # The mean over a step reaches the peak only after the step in which the warmup ends.
+    shown = sorted({1, 2, 3, warm_up + 1, steps} & set(range(1, steps + 1)))
+    rates = ", ".join(f"{schedule.compute_at_step(step):.3g} in step {step}" for step in shown)
+    return [
+        f"schedule    {schedule.name} over {format_count(schedule.length, 'optimizer step')}, "
+        f"warmup {schedule.warm_up} ({format_count(warm_up, 'global step')})",
+        f"{_NEXT}learning rate: {rates}; the peak of the schedule is {schedule.peak:g}",
+    ]
 
 
 def shortfall(plan: Plan, config: Config) -> list[str]:

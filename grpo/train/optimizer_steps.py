@@ -9,8 +9,6 @@ import math
 from argparse import Namespace
 from dataclasses import dataclass
 
-from grpo.stack.command import format_count
-
 _LOW = 5e-6  # LoRA usually takes ten times the rate of full fine-tuning, and RL of all weights about 1e-6
 _LEAST = 0.1  # of the peak, at the end of a cosine
 
@@ -70,20 +68,6 @@ class LearningRate:
         first = (step - 1) * self.per_step
         shares = [self.compute_share(done) for done in range(first, first + self.per_step)]
         return self.peak * sum(shares) / self.per_step
-
-    def describe(self, steps: int) -> list[str]:
-        """Describe warmup and learning rates of a run of this many global steps in lines for people."""
-        if steps < 1:
-            return []  # the launcher refuses the run
-        warm_up = math.ceil(self.warm_up / self.per_step)
-        # The mean over a step reaches the peak only after the step in which the warmup ends.
-        shown = sorted({1, 2, 3, warm_up + 1, steps} & set(range(1, steps + 1)))
-        rates = ", ".join(f"{self.compute_at_step(step):.3g} in step {step}" for step in shown)
-        return [
-            f"schedule    {self.name} over {format_count(self.length, 'optimizer step')}, "
-            f"warmup {self.warm_up} ({format_count(warm_up, 'global step')})",
-            f"            learning rate: {rates}; the peak of the schedule is {self.peak:g}",
-        ]
 
 
 def warnings(args: Namespace) -> list[str]:

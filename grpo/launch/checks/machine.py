@@ -4,6 +4,8 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from grpo.stack.command import format_count
 from grpo.stack.problem import Problem
 
 FUSED = ("9.0", "10.0")  # where torch._grouped_mm is one kernel: Hopper, and Blackwell of data centres
+_LEAST_DRIVERS = {"nvidia-cuda-runtime-cu12": 525, "nvidia-cuda-runtime": 580}  # of CUDA 12 and 13, by package
 _SHORTEST = 1024  # tokens that are worth training on
 _LARGEST_SHARE = 0.95  # of a GPU for an engine alone; CUDA and fragments take the rest
 Change = dict[str, Any]  # of flags
@@ -45,7 +48,18 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
             if gpu.used > machine.GB:
                 what = f"{size(gpu.used)} of GPU {gpu.index} are in use"
                 yield Problem(what, "see nvidia-smi; wait, or use other GPUs")
+        yield from _check_driver()
         yield from check_gpu_memory(config)
+
+
+def _check_driver() -> Iterator[Problem]:
+    driver = machine.find_driver()
+    for package, least in _LEAST_DRIVERS.items():
+        with suppress(PackageNotFoundError):
+            version(package)
+            if driver and int(driver.partition(".")[0]) < least:
+                what = f"the NVIDIA driver is {driver}, and the installed CUDA packages need {least} or newer"
+                yield Problem(what, "update the driver; docs/boxes.md lists the least one of each stack")
 
 
 def _check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:

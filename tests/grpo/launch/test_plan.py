@@ -13,6 +13,7 @@ from grpo.model.architecture import Architecture
 from grpo.model.released import RELEASED
 from grpo.stack.problem import UserError
 from grpo.train.objectives import LOSSES, Loss
+from grpo.train.optimizer_steps import LearningRate
 
 from .boxes import LARGE, SMALL
 
@@ -31,6 +32,8 @@ def test_batches_steps_and_resources(setting) -> None:
     assert plan.ray_cpus > plan.ray_gpus + 1, "each GPU is a bundle with a CPU, and the trainer takes one more"
     assert (plan.prompts, plan.steps_per_episode, plan.steps) == (20, 2, 6), "3 episodes; 4 prompts are left over"
     assert plan.evals == 1 + 3, "before the first step, then after steps 2, 4, 6"
+    rate = LearningRate.of_run(config.args, 6 * 8)
+    assert all(f"{rate.compute_at_step(step):.3g} in step {step}" in show(config) for step in (1, 2, 3, 6))
     shorter = make_plan(setting.make_config(max_steps=3))
     assert (shorter.steps, shorter.evals) == (3, 1 + 2), "after step 2, and after step 3, the last"
     assert make_plan(setting.make_config(eval_steps=-1)).evals is None

@@ -74,15 +74,6 @@ def test_the_schedule_spans_the_steps_that_the_run_makes() -> None:
     assert count_updates(make_args(8)) == 8 and count_updates(make_args(max_epochs=2)) == 2
 
 
-def test_the_text_has_warm_up_in_global_steps_first_rates_peak_and_end() -> None:
-    rate = LearningRate("cosine_with_min_lr", 1e-6, 27, 900, 9)
-    text = "\n".join(rate.describe(100))
-    assert "over 900 optimizer steps, warmup 27 (3 global steps)" in text
-    for step in (1, 2, 3, 4, 100):
-        assert f"{rate.compute_at_step(step):.3g} in step {step}" in text
-    assert rate.compute_at_step(4) == max(rate.compute_at_step(step) for step in range(1, 101))
-
-
 def test_a_rate_of_full_fine_tuning_is_called_low_for_lora_and_the_recipes_is_not() -> None:
     low = optimizer_steps.warnings(Namespace(actor_learning_rate=1e-6))
     assert ["--actor_learning_rate 1e-06 is low" in line for line in low] == [True]

@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,30 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     problems = setting.find_problems(**changes)
     assert problems == [] if names is None else names in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("installed", "driver", "least"),
+    [
+        ("nvidia-cuda-runtime-cu12", "520.61.05", "525"),
+        ("nvidia-cuda-runtime-cu12", "525.60.13", None),
+        ("nvidia-cuda-runtime", "570.86.15", "580"),
+        ("nvidia-cuda-runtime", "580.65.06", None),
+    ],
+)
+def test_a_driver_that_the_stack_cannot_use_is_refused(
+    setting, monkeypatch, installed: str, driver: str, least
+) -> None:
+    def find_version(package: str) -> str:
+        if package == installed:
+            return "1"
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [H100] * 8)
+    monkeypatch.setattr(machine, "find_driver", lambda: driver)
+    monkeypatch.setattr("grpo.launch.checks.machine.version", find_version)
+    assert [least in problem for problem in setting.find_problems()] == [True] * (least is not None)
 
 
 @pytest.mark.parametrize(
