@@ -16,8 +16,7 @@ This page lists a run's metrics. `python -m scripts.metrics > docs/metrics.md` w
 
 A line of `metrics.jsonl` is a step. It has `step`, `time` (seconds since 1970), `grad_norms` (one for each optimizer
 step), `seconds` (of each phase), and every metric that has a value. OpenRLHF's metrics keep their names, and so do the
-numbers in `extra_logs` of your own reward. Former names: `has_answer` is `answered`, `correctness` is `correct`, and
-`reasoning_q` is `judge_quality`.
+numbers in `extra_logs` of your own reward.
 
 A line of `eval.jsonl` is an evaluation:
 

@@ -9,6 +9,7 @@ from grpo.flags.__main__ import check, make_page
 from grpo.flags.parser import make_parser
 from grpo.flags.upstream import parse_given, trainer_parser
 from grpo.stack.problem import UserError
+from tests.docs.pages import get_page
 from tests.grpo.launch.recipe import ROOT, launch
 
 OTHERS = other_names.TRL | other_names.VERL
@@ -33,7 +34,17 @@ def test_every_flag_of_ours_is_read_and_in_the_help() -> None:
 
 
 def test_the_page_is_generated() -> None:
-    assert (ROOT / "docs" / "flags.md").read_text() == make_page(), "run python -P -m grpo.flags --page >docs/flags.md"
+    assert (ROOT / "docs" / "flags.md").read_text() == make_page(), "run python -m grpo.flags --page >docs/flags.md"
+
+
+def test_the_page_of_other_names_has_each_name_in_the_row_of_its_flag() -> None:
+    tables = {table[0][0]: table[1:] for table in get_page("docs/coming-from.md").tables}
+    for column, names in ((1, other_names.TRL), (2, other_names.VERL)):
+        assert {name: row[0] for row in tables["Here"] for name in re.findall(r"`(.+?)`", row[column])} == names
+    rows = {answer: set(re.findall(r"`--(.+?)[ `]", flags)) for flags, answer in tables["Flag"]}
+    assert rows["Refused; the message says why."] == other_names.GONE.keys()
+    shipped = parser.shipped_values()
+    assert rows["The defaults here."] == {name for name, it in ours.DEFAULTS.items() if it is not None} - shipped.keys()
 
 
 @pytest.mark.parametrize("name", OTHERS)
