@@ -30,9 +30,8 @@ LONGEST = 300  # bytes of the reason for a failure
 class SaveRequest:
     """A request for a checkpoint of the last completed step.
 
-    Args:
-        file: exists as long as the request is open, or holds the reason for a failure. Space for the reason is reserved
-            at the start, since a full disk has none later.
+    Its file exists as long as the request is open, or holds the reason for a failure. Space for the reason is reserved
+    at the start, since a full disk has none later.
     """
 
     def __init__(self, file: Path) -> None:
@@ -101,9 +100,8 @@ class SaveOnRequest:
         with phase("save"):
             if is_due:
                 self._write(complete)
+                self._saved = step
         self._step, self._states = step, copy.deepcopy(states)
-        if is_due:
-            self._saved = step
         self._ranks_idle.release()
 
     def save_last(self) -> None:

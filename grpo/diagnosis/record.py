@@ -23,7 +23,7 @@ class Change(NamedTuple):
     step: int
     before: float
     after: float
-    z: float
+    z: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -60,7 +60,7 @@ class Series:
         at = int(np.searchsorted(self.steps, step))
         before, after = self.values[max(at - window, 0) : at], self.values[at : at + window]
         if not len(before) or not len(after):
-            return Change(self.name, int(step), 0.0, 0.0, 0.0)
+            return Change(self.name, int(step), 0.0, 0.0)
         error = max(self.scatter, noise) * math.sqrt(1 / len(before) + 1 / len(after))
         first, last = float(before.mean()), float(after.mean())
         return Change(self.name, int(step), first, last, (last - first) / error)
@@ -68,26 +68,62 @@ class Series:
     def whole(self, noise: float = 1e-6) -> Change:
         """Compare the first quarter with the last, 20 values each at most."""
         part = min(max(len(self) // 4, 2), 20)
+        if len(self) <= part:
+            return self.compare(0)
         values, steps = (np.concatenate([one[:part], one[-part:]]) for one in (self.values, self.steps))
-        ends = Series(self.name, steps, values)
-        return ends.compare(steps[part], noise=max(self.scatter, noise)) if len(self) > part else self.compare(0)
+        return Series(self.name, steps, values).compare(steps[part], noise=max(self.scatter, noise))
 
-    def largest(self, sign: int, least: int = 8) -> Change:
-        """Return the most certain rise or fall with so many steps on both sides."""
+    def largest_rise(self, least: int = 8) -> Change:
+        """Return the most certain rise with so many steps on both sides."""
         splits = self.steps[least : len(self) - least + 1]
-        return max((self.compare(step) for step in splits), key=lambda one: sign * one.z, default=self.compare(0))
+        return max((self.compare(step) for step in splits), key=lambda one: one.z, default=self.compare(0))
+
+    def largest_fall(self, samples: float, windows: Sequence[int], least: int) -> Change:
+        """Return the most certain fall of a share of right rollouts that lasts until now; one of 0 without any.
+
+        Args:
+            samples: independent samples in a value, at least: they tell the scatter of a short series.
+            windows: how many values before a fall give the former level. All from it on, `least` or more, the later.
+        """
+        values, falls = self.values, [self.compare(0)]
+        for window, split in ((window, split) for window in windows for split in range(2, len(values) - least + 1)):
+            before, after = values[max(split - window, 0) : split], values[split:]
+            high, low = float(before.mean()), float(after.mean())
+            if low < high and after[-RECENT:].mean() <= (high + low) / 2:
+                level = (high * len(before) + low * len(after)) / (len(before) + len(after))
+                expected = 8 * max(level * (1 - level), 0.5 / samples) / samples  # counts like eight steps
+                seen = ((np.diff(before) ** 2).sum() + (np.diff(after) ** 2).sum()) / 2
+                variance = (expected + seen) / (6 + len(before) + len(after))
+                error = math.sqrt(variance * (1 / len(before) + 1 / len(after)))
+                falls.append(Change(self.name, int(self.steps[split]), high, low, (low - high) / error))
+        return min(falls, key=lambda fall: fall.z)
+
+
+def find_spell(flags: np.ndarray, steps: int, ever: bool = False) -> int | None:
+    """Return where the flags begin that last until now, or the first that `ever` did; one missing ends them not."""
+    at = np.flatnonzero(flags)
+    spells = [one for one in np.split(at, np.flatnonzero(np.diff(at) > 1 + (steps > 3)) + 1) if len(one) >= steps]
+    if not spells or (not ever and spells[-1][-1] != len(flags) - 1):
+        return None
+    return int(spells[0 if ever else -1][0])
 
 
 class Record:
-    """Lines of metrics.jsonl and eval.jsonl, and config.json's content; anything in them may be missing or odd."""
+    """Lines of metrics.jsonl and eval.jsonl, and config.json's content; anything in them may be missing or odd.
+
+    Attributes:
+        metric: what training measures: "correct", or "score" of a reward of the user's own.
+        bottom, width: of the scale of the run's scores; 0 and 1 for correctness.
+    """
 
     def __init__(self, rows: Iterable[Any], evals: Iterable[Any] = (), config: Any = None) -> None:
-        self.rows, self.evals = (
-            _sort(rows),
-            [row for row in _sort(evals) if is_number(get_value(row)) and is_whole(row)],
-        )
-        self.evals = keep_last_eval_metric(self.evals) if self.evals else []
+        self.rows, measured = _sort(rows), [row for row in _sort(evals) if is_number(get_value(row)) and is_whole(row)]
+        self.evals = keep_last_eval_metric(measured) if measured else []
         self.config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+        self.settings: dict[str, Any] = {}
+        for part in map(self.config.get, ("flags", "environment", "judge")):
+            named = part.items() if isinstance(part, Mapping) else ()
+            self.settings |= {str(name).lower(): value for name, value in named}
         is_scored = read_eval_metric(self.evals[-1]) == SCORE if self.evals else not len(self.column("correct"))
         self.metric = SCORE if is_scored and len(self.column(SCORE)) else "correct"
         ends = [row[end] for row in self.evals for end in ("ci_low", "ci_high") if is_number(row.get(end))]
@@ -110,9 +146,8 @@ class Record:
         found = [(row["step"], row.get(first), row.get(second) if sign else 1.0) for row in self.rows]
         kept = [one for one in found if all(is_number(value) and abs(value) < MOST for value in one)]
         steps, values, others = np.array(kept, float).reshape(-1, 3).T
-        return Series(
-            name, steps.astype(np.int64), values - others if sign == "-" else values / np.maximum(others, 1e-9)
-        )
+        steps = steps.astype(np.int64)
+        return Series(name, steps, values - others if sign == "-" else values / np.maximum(others, 1e-9))
 
     @cached_property
     def training(self) -> Series:
@@ -151,26 +186,11 @@ class Record:
 
     def setting(self, name: str) -> Any:
         """Return the value of a flag ("--dual_clip"), as a number if it is one; None if unknown."""
-        value = self._find(name)
+        value = self.settings.get(name.removeprefix("--"))
         try:
             return number if abs(number := float(value)) < MOST else None
         except (TypeError, ValueError, OverflowError):
             return value
-
-    def is_whole(self, name: str) -> bool:
-        """Say whether a flag is a whole number, and not only has the value of one."""
-        return isinstance(self._find(name), int)
-
-    def is_unset(self, name: str) -> bool:
-        """Say whether the run's record has a flag without a value: what it would limit is off."""
-        flags = self.config.get("flags")
-        return isinstance(flags, Mapping) and name.removeprefix("--") in flags and self._find(name) is None
-
-    def _find(self, name: str) -> Any:
-        flag = name.removeprefix("--")
-        keys = {"judge": flag.upper(), "environment": flag.upper(), "flags": flag}
-        parts = [(self.config.get(part), key) for part, key in keys.items()]
-        return next((part[key] for part, key in parts if isinstance(part, Mapping) and part.get(key) is not None), None)
 
     def number(self, name: str, default: float = 0.0) -> float:
         """Return the same if it is a number."""
@@ -179,32 +199,3 @@ class Record:
 
 def _sort(lines: Iterable[Any]) -> list[Mapping[str, Any]]:
     return sort_by_step(row for row in lines if isinstance(row, Mapping) and has_step(row))
-
-
-def spell(flags: np.ndarray, steps: int, ever: bool = False) -> int | None:
-    """Return where the flags begin that last until now, or the first that `ever` did; one missing ends them not."""
-    at = np.flatnonzero(flags)
-    spells = [one for one in np.split(at, np.flatnonzero(np.diff(at) > 1 + (steps > 3)) + 1) if len(one) >= steps]
-    if not spells or (not ever and spells[-1][-1] != len(flags) - 1):
-        return None
-    return int(spells[0 if ever else -1][0])
-
-
-def largest_fall(series: Series, samples: float, windows: Sequence[int], least: int) -> Change:
-    """Return the most certain fall of a share of right rollouts that lasts until now; one of 0 without any.
-
-    Args:
-        samples: independent samples in a value, at least: they tell the scatter of a short series.
-        windows: how many values before a fall give the former level. All from it on, `least` or more, give the later.
-    """
-    values, falls = series.values, [series.compare(0)]
-    for window, split in ((window, split) for window in windows for split in range(2, len(values) - least + 1)):
-        before, after = values[max(split - window, 0) : split], values[split:]
-        high, low = float(before.mean()), float(after.mean())
-        if low < high and after[-RECENT:].mean() <= (high + low) / 2:
-            level = (high * len(before) + low * len(after)) / (len(before) + len(after))
-            expected = 8 * max(level * (1 - level), 0.5 / samples) / samples  # counts like eight steps
-            seen = ((np.diff(before) ** 2).sum() + (np.diff(after) ** 2).sum()) / 2
-            error = math.sqrt((expected + seen) / (6 + len(before) + len(after)) * (1 / len(before) + 1 / len(after)))
-            falls.append(Change(series.name, int(series.steps[split]), high, low, (low - high) / error))
-    return min(falls, key=lambda fall: fall.z)

@@ -165,22 +165,25 @@ def _resolve(run: Record, name: str, how: str, step: int) -> str:
         return ""
     if name == "--adapter":
         return f"--adapter RUN_DIR/checkpoints/step_N/adapter: a checkpoint from before step {step}, for a new run"
+    now = run.setting(name.replace("--no-", "--"))
     if not how:  # a switch
-        is_off = not run.setting(name.replace("--no-", "--"))
-        return name if is_off != name.startswith("--no-") else ""
-    goal, now = how.lstrip("*/=+<>"), run.setting(name)
-    sign, value = how[: len(how) - len(goal)], now if isinstance(now, float) else None
+        return name if bool(now) == name.startswith("--no-") else ""
+    goal = how.lstrip("*/=+<>")
+    sign = how[: len(how) - len(goal)]
     if not sign:
         return f"{name} {how}"
-    if sign in "*/" and value is None:
-        if run.is_unset(name):
-            return ""
-        return f"{name} {'times' if sign == '*' else 'divided by'} {goal}"
-    if sign in "*/" and value is not None:
-        scaled = value * float(goal) if sign == "*" else value / float(goal)
-        goal = str(max(1, round(scaled))) if run.is_whole(name) else f"{scaled:.2g}"
-    shown = f"{value:g}" if value is not None else " ".join(map(str, now)) if isinstance(now, list) else str(now or "")
-    is_there = shown == goal or (value is None and sign == "<=")
-    if value is not None and sign in ("+", ">=", "<="):
-        is_there = value > 0 if sign == "+" else value >= float(goal) if sign == ">=" else value <= float(goal)
-    return "" if is_there else f"{name} {goal}" + (f" (now {shown})" if shown else "")
+    if isinstance(now, float):
+        return _change_number(name, sign, goal, now, is_whole=isinstance(run.settings[name.removeprefix("--")], int))
+    if sign in "*/":
+        is_unset = run.settings.get(name.removeprefix("--"), goal) is None  # what it would limit is off
+        return "" if is_unset else f"{name} {'times' if sign == '*' else 'divided by'} {goal}"
+    shown = " ".join(map(str, now)) if isinstance(now, list) else str(now or "")
+    return "" if shown == goal or sign == "<=" else f"{name} {goal}" + (f" (now {shown})" if shown else "")
+
+
+def _change_number(name: str, sign: str, goal: str, now: float, is_whole: bool) -> str:
+    if sign in "*/":
+        scaled = now * float(goal) if sign == "*" else now / float(goal)
+        goal = str(max(1, round(scaled))) if is_whole else f"{scaled:.2g}"
+    is_there = {"+": now > 0, ">=": sign == ">=" and now >= float(goal), "<=": sign == "<=" and now <= float(goal)}
+    return "" if is_there.get(sign, f"{now:g}" == goal) else f"{name} {goal} (now {now:g})"

@@ -91,17 +91,16 @@ def sort_by_step(rows: Iterable[Row]) -> list[Row]:
 
 
 class Progress:
-    """The steps and evals of one run."""
+    """The steps, evaluations and comparisons of one run, as its files had them at the last :meth:`poll`."""
 
     def __init__(self, files: RunFiles, steps: int | None) -> None:
         self.steps = steps
-        self.metrics, self.evals = JsonLines(files.metrics), JsonLines(files.evals)
-        self.parity = JsonLines(files.parity)
-        self._waits: str | None = None  # what the last comparison waits for
+        self.metrics, self.evals, self.parity = map(JsonLines, (files.metrics, files.evals, files.parity))
         self.files = (self.metrics, self.evals)
-        self._before = 0  # the last step of earlier attempts
         self.lost = LostWrites(files.lost_writes)
         self.started = time.monotonic()
+        self._before = 0  # the last step of earlier attempts
+        self._waits: str | None = None  # what the last comparison waits for
 
     def skip(self) -> None:
         """Mark what a resumed run has already written as shown."""
@@ -193,39 +192,38 @@ def _change(name: str, rows: list[dict[str, Any]]) -> list[str]:
 
 def step_line(row: dict[str, Any], steps: int | None) -> str:
     """Return one global step as one line; metrics that the row lacks are left out."""
+    numbers = {name: value for name, value in row.items() if is_number(value)}
     parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
-    columns = [column for column in STEP_COLUMNS if is_number(row.get(column[0]))]
     parts += [
-        f"{label} {row[key] + 0.0:{form}}" for key, label, form in columns if row[key] or key not in ONLY_ABOVE_ZERO
+        f"{label} {numbers[key] + 0.0:{form}}"
+        for key, label, form in STEP_COLUMNS
+        if key in numbers and (numbers[key] or key not in ONLY_ABOVE_ZERO)
     ]
-    parts[2:2] = [f"{key} {row[key]:.3f}" for key in row if key.startswith("reward.") and is_number(row[key])]
+    parts[2:2] = [f"{key} {value:.3f}" for key, value in numbers.items() if key.startswith("reward.")]
     seconds = row.get("seconds")
     seconds = {k: v for k, v in seconds.items() if is_number(v)} if isinstance(seconds, dict) else {}
     if seconds:
-        shown = {name: value for name, value in seconds.items() if name != "total" and value >= 0.05}
-        phases = ", ".join(f"{name} {value:.1f}" for name, value in shown.items())
-        parts.append(f"{seconds.get('total', sum(seconds.values())):.1f} s ({phases})")
+        phases = [f"{name} {value:.1f}" for name, value in seconds.items() if name != "total" and value >= 0.05]
+        parts.append(f"{seconds.get('total', sum(seconds.values())):.1f} s ({', '.join(phases)})")
     return "  ".join(parts)
 
 
 def parity_lines(row: dict[str, Any]) -> list[str]:
     """Return one comparison of engines and trainer as a verdict and a table."""
-    problems = [f"  {problem['what']}; {problem['remedy']}" for problem in row["problems"]]
-    problems += [f"  {row['routing']}"] if row["routing"] else []
-    verdict = "engines and actor differ" if problems else "engines and actor agree"
     adapter = "with the adapter" if row["has_adapter"] else "the adapter is still zero"
     steps = f", rollouts since step {row['since']}" if row["since"] < row["step"] else ""
+    waits, head = row["waits"], f"step {row['step']}: engines and actor"
+    if not row["problems"] and (waits or not row["has_adapter"]):  # a zero adapter says little
+        return [f"{head} agree so far ({adapter}{steps}); {waits}" if waits else f"{head} agree ({adapter}{steps})"]
     legend = (
         "difference between the log-probs of engine and actor for the same tokens: mean in nat ±standard error, by "
         f"position in the sequence; scale: 1 if they agree; the run stops if a mean is significantly above "
         f"{row['limit']:g}"
     )
-    waits = [f"  {row['waits']}"] if row["waits"] else []
-    if not problems and (waits or not row["has_adapter"]):  # a zero adapter says little
-        so_far = f" so far ({adapter}{steps}); {row['waits']}" if waits else f" ({adapter}{steps})"
-        return [f"step {row['step']}: {verdict}{so_far}"]
-    lines = [legend, *row.get("table", ()), *waits, *problems]
-    return [f"step {row['step']}: {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
+    notes = [waits, *(f"{problem['what']}; {problem['remedy']}" for problem in row["problems"]), row["routing"]]
+    lines = [legend, *row.get("table", ()), *(f"  {note}" for note in notes if note)]
+    verdict = "differ" if row["problems"] else "agree"
+    return [f"{head} {verdict} ({adapter}{steps})", *(f"  {line}" for line in lines)]
 
 
 def eval_line(row: dict[str, Any]) -> str:
@@ -269,7 +267,7 @@ def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:
 
     The final one may be older, if a run was resumed after its end and did not reach another end.
     """
-    folders = [ckpt_path / step_name(step) / "adapter" for step in saved_steps(ckpt_path)[-1:]]
-    configs = [folder / "adapter_config.json" for folder in (save_path, *folders)]
-    newest = max((file for file in configs if file.is_file()), key=lambda file: file.stat().st_mtime, default=None)
+    folders = [save_path, *(ckpt_path / step_name(step) / "adapter" for step in saved_steps(ckpt_path)[-1:])]
+    configs = [file for folder in folders if (file := folder / "adapter_config.json").is_file()]
+    newest = max(configs, key=lambda file: file.stat().st_mtime, default=None)
     return newest.parent if newest else None

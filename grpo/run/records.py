@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
+_MEANS = ("truncated", "response_length", "answer_length")
 TEXTS = ("prompt", "response", "messages", "conversation")  # of a sample, which its grade leaves out
 
 
@@ -103,22 +104,22 @@ def summarize(records: Sequence[Record], ks: Iterable[int] = ()) -> dict[str, An
         draws = len(rates) / sum(1 / n for n, _ in counts)
         low, high = score_interval(list(by_problem.values())) if is_score else interval(rates, draws)
         result = {metric: statistics.fmean(rates), "ci_low": low, "ci_high": high}
-    lengths = [record for record in records if record.get("answer_length") is not None]
-    cut = _mean(record.get("thinking_truncated") for record in records)
-    if cut is not None:
-        result["thinking_truncated"] = cut
+    means = {
+        name: _mean(record.get(name) for record in records)
+        for name in (*_MEANS, "has_final", "answered", "thinking_truncated")
+    }
+    if means["thinking_truncated"] is not None:
+        result["thinking_truncated"] = means["thinking_truncated"]
     return result | {
         "pass_at_k": {str(k): _pass_at(counts, k) for k in ks if metric == EXACT_MATCH},
         "n": len(counts),
         "problems": len({record["id"] for record in records}),
         "samples": len(records),
         "ungraded": len(records) - sum(n for n, _ in counts),
-        "truncated": _mean(record.get("truncated") for record in records),
-        "no_final": _complement(_mean(record.get("has_final") for record in records)),
-        "no_answer": _complement(_mean(record.get("answered") for record in records)),
-        "response_length": _mean(record.get("response_length") for record in records),
+        "no_final": _complement(means["has_final"]),
+        "no_answer": _complement(means["answered"]),
         "thinking_length": _mean(_thinking_length(record) for record in records),
-        "answer_length": _mean(record["answer_length"] for record in lengths),
+        **{name: means[name] for name in _MEANS},
     }
 
 
@@ -147,9 +148,8 @@ def average_conversations(records: Sequence[Record]) -> dict[str, float]:
 
 def _thinking_length(record: Record) -> float | None:
     """Return the tokens before the final message plus its header; all tokens without one; None if unknown."""
-    if record.get("response_length") is None or "answer_length" not in record:
-        return None
-    return record["response_length"] - (record["answer_length"] or 0)
+    is_known = record.get("response_length") is not None and "answer_length" in record
+    return record["response_length"] - (record["answer_length"] or 0) if is_known else None
 
 
 def grades_by_problem(records: Sequence[Record]) -> tuple[str, dict[str, list[float]]]:

@@ -1,7 +1,7 @@
 """The files of a run directory: their names, the lock, and what the launcher notes in them.
 
-The launcher and the trainer (:class:`grpo.run.run_log.RunLog`) write a run directory.
-:class:`grpo.run.run_state.Run` reads it. All of them take names and folders from here. Imports nothing heavy.
+The launcher and the trainer (:class:`grpo.run.run_log.RunLog`) write it, and :class:`grpo.run.run_state.Run` reads it.
+Imports nothing heavy.
 """
 
 import fcntl
@@ -108,7 +108,7 @@ class RunFiles:
         return self.folder / recorded.relative_to(run_dir) if is_inside else recorded
 
     def sample_files(self, kind: str) -> dict[int, Path]:
-        """Return the samples files by step, in order. `kind` is "step" for rollouts, "eval" for evaluations."""
+        """Return the files of rollouts ("step") or evaluations ("eval") by step, in order."""
         files = {file.stem.partition("_")[2]: file for file in self.samples.glob(f"{kind}_*.jsonl")}
         return {int(number): files[number] for number in sorted(filter(str.isdecimal, files), key=int)}
 
@@ -142,10 +142,7 @@ class RunFiles:
         raise UserError(f"the run in {self.folder} is still running or shutting down", "wait, or end it with Ctrl-C")
 
     def is_held(self) -> bool:
-        """Tell whether a process holds the lock, see :meth:`hold`.
-
-        It takes a shared lock for a moment, so several readers may check at once.
-        """
+        """Tell whether a process holds the lock. It takes a shared one for a moment, so several readers may check."""
         try:
             descriptor = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -238,15 +235,9 @@ def parse_step(checkpoint: Path) -> int:
 
 
 def saved_steps(checkpoints: str | Path) -> list[int]:
-    """Return the steps of the complete checkpoints, in ascending order.
-
-    A checkpoint gets its name when it is complete, so every ``step_N`` is complete.
-    """
-    folder = Path(checkpoints)
-    if not folder.is_dir():
-        return []
-    entries = ((STEP_DIRECTORY.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted(int(match[1]) for match, path in entries if match and (path / "adapter").is_dir())
+    """Return the steps of the checkpoints, ascending. One gets its name when it is complete."""
+    found = (path.parent for path in Path(checkpoints).glob(f"{step_name('*')}/adapter") if path.is_dir())
+    return sorted(parse_step(path) for path in found if STEP_DIRECTORY.fullmatch(path.name))
 
 
 def has_step(row: Mapping[str, Any]) -> bool:

@@ -35,7 +35,6 @@ class RunLog:
     """Appends to the files of one run.
 
     Args:
-        run_dir: the run directory.
         metrics_dir: the folder of ``metrics.jsonl``, ``eval.jsonl`` and ``samples/``; None for ``run_dir``.
         ckpt_dir: the folder of the checkpoints; None for ``run_dir``.
         trackers: get every step and evaluation too.

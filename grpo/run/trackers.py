@@ -39,11 +39,7 @@ LONGEST_END = 60.0  # seconds in which trackers may send the rest at the end of 
 
 
 class Trackers:
-    """All requested trackers, as one.
-
-    Args:
-        opens: by name.
-    """
+    """All requested trackers, as one."""
 
     def __init__(self, opens: Mapping[str, Open] | None = None) -> None:
         self._queues: dict[Thread, SimpleQueue[tuple[int, Numbers] | None]] = {}
@@ -54,11 +50,7 @@ class Trackers:
             thread.start()
 
     def log(self, group: str, step: int, numbers: Mapping[str, Any]) -> None:
-        """Pass on the numbers of a global step; nested ones become GROUP/NAME/NAME.
-
-        Args:
-            group: "train" or "eval".
-        """
+        """Pass on the numbers of a global step; nested ones become GROUP/NAME/NAME, with "train" or "eval" as GROUP."""
         for rows in self._queues.values():
             rows.put((step, _flat(numbers, group)))
 
@@ -83,11 +75,7 @@ def _feed(name: str, start_tracker: Open, rows: SimpleQueue[tuple[int, Numbers] 
 
 
 def start(args: Arguments, step: int) -> Trackers:
-    """Start the trackers that the arguments ask for.
-
-    Args:
-        step: the global step after which the run continues, 0 for a new one.
-    """
+    """Start the trackers that the arguments ask for, for a run that continues after a global step (0: a new one)."""
     opens: dict[str, Open] = {"tensorboard": functools.partial(_tensorboard, args, step)}
     opens |= {name: functools.partial(_page, name, args) for name in ("wandb", "trackio")}
     return Trackers({name: opens[name] for name in PACKAGES if getattr(args, f"use_{name}")})
