@@ -188,7 +188,7 @@ class Record:
         """Return the value of a flag ("--dual_clip"), as a number if it is one; None if unknown."""
         value = self.settings.get(name.removeprefix("--"))
         try:
-            return number if abs(number := float(value)) < MOST else None
+            return number if value is not None and abs(number := float(value)) < MOST else None
         except (TypeError, ValueError, OverflowError):
             return value
 
