@@ -72,7 +72,7 @@ def _list_parts() -> Iterator[Part]:
 
     from benchmarks import compiled_launches as launches
     from grpo.model.released import RELEASED
-    from scripts.tiny_model.warm_start import tiny_config
+    from scripts.tiny_model.checkpoint import tiny_config
 
     launches.simulate_card()
     models = {name.rpartition("/")[2]: GptOssConfig(**shape.config()) for name, shape in RELEASED.items()}

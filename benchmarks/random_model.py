@@ -49,9 +49,8 @@ def write_config(folder: Path, shape: Architecture) -> Any:
     """Write configuration and tokenizer of a model without weights; return the tokenizer."""
     from transformers import AutoTokenizer
 
-    from scripts.tiny_model.checkpoint import write_config, write_json
+    from scripts.tiny_model.checkpoint import tiny_config, write_config, write_json
     from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
-    from scripts.tiny_model.warm_start import tiny_config
 
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder)

@@ -1,14 +1,24 @@
-"""Checkpoint files in the format of openai/gpt-oss-120b: MXFP4 experts in sharded safetensors with an index."""
+"""The tiny model as files in the format of openai/gpt-oss-120b: MXFP4 experts in sharded safetensors with an index.
+
+Its trained weights are beside this file. It was taught sums and differences in harmony: first right answers, then a
+mixture of habits, of which only one is right, as in a base model. It knows the format and, apart from slips, the
+arithmetic, but samples them unreliably; GRPO is there to improve that. The code of this training is in the git history.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import GptOssConfig, GptOssForCausalLM
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM
 
 from grpo.model import mxfp4
 from scripts.checkpoint_writer import write_json
+from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 
+WEIGHTS = Path(__file__).with_name("weights.safetensors")
+SHARD_BYTES = 400_000
 EXPERT_WEIGHTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # As in the real config.json: everything but the experts stays bf16.
 QUANTIZATION_CONFIG = {
@@ -22,6 +32,16 @@ QUANTIZATION_CONFIG = {
 }
 
 
+def write_model(directory: Path) -> None:
+    """Write a whole checkpoint: tokenizer, settings, and the trained tensors in shards."""
+    write_tokenizer(directory)
+    tokenizer, tensors = AutoTokenizer.from_pretrained(directory), load_file(WEIGHTS)
+    stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
+    rows = len(tensors["model.embed_tokens.weight"])
+    write_config(directory, tiny_config(rows), stop_ids, tokenizer.pad_token_id)
+    save_torch_state_dict(dict(sorted(tensors.items())), directory, max_shard_size=SHARD_BYTES)
+
+
 def packed_tensors(model: GptOssForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a checkpoint file in name order: experts as MXFP4, all else as bf16."""
     for name, value in sorted(model.state_dict().items()):
@@ -33,10 +53,36 @@ def packed_tensors(model: GptOssForCausalLM) -> Iterator[tuple[str, torch.Tensor
             yield name, value.detach().to(torch.bfloat16).contiguous()
 
 
-def count_parameters(tensors: dict[str, torch.Tensor]) -> int:
-    """Return how many values the tensors of a checkpoint hold: two in a byte of blocks, none in scales."""
-    values = {"blocks": 2, "scales": 0}
-    return sum(tensor.numel() * values.get(name.rpartition("_")[2], 1) for name, tensor in tensors.items())
+def tiny_config(vocab_size: int) -> GptOssConfig:
+    """The real architecture with 2 million parameters.
+
+    Constraints: 32 values in an MXFP4 group, also in each half of an expert at TP=2; both products of an expert wider
+    than 128 at TP=1 and 2, which vLLM's MXFP4 kernels for Hopper assert; a head size that vLLM's CPU attention
+    supports; 2 key/value heads for TP=2; experts divisible by 4 ranks; kept weights below 2 MiB. The window is shorter
+    than a prompt with its answer, so sliding and full layers differ.
+    """
+    return GptOssConfig(
+        vocab_size=vocab_size,
+        hidden_size=192,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        sliding_window=32,
+        initializer_range=0.05,
+        rope_theta=150000,
+        rope_scaling={
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+    )
 
 
 def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad_id: int) -> None:

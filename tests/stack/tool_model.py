@@ -1,6 +1,6 @@
 """A tiny model that uses the tool of the environment `python`, unreliably, for sums and differences.
 
-As in :mod:`scripts.tiny_model.warm_start`, it is taught conversations with habits, of which only one is right.
+As :mod:`scripts.tiny_model.checkpoint` was, it is taught conversations with habits, of which only one is right.
 """
 
 import hashlib
@@ -22,8 +22,7 @@ from grpo.rollout.harmony import Template, template_for
 from grpo.stack.json_files import replace_rows
 from grpo.stack.upstream import FastTokenizer
 from scripts import make_tiny_model
-from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS, packed_tensors
-from scripts.tiny_model.weights import SHARD_BYTES
+from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS, SHARD_BYTES, packed_tensors
 
 TRAIN, EVAL = 512, 128
 # Only `tool` is right. A guess makes no call, `no box` forgets the box.

@@ -13,7 +13,7 @@ from grpo.model import architecture, model_files
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import INDEX, SINGLE, CheckpointError
 from scripts.checkpoint_writer import dequantize_checkpoint
-from scripts.tiny_model.warm_start import tiny_config
+from scripts.tiny_model.checkpoint import tiny_config
 
 
 @pytest.mark.parametrize("config", [GptOssConfig(), tiny_config(97)], ids=["120b", "tiny"])

@@ -1,10 +1,10 @@
 """The tiny model's shape: what the kernels of the engines ask of it, with one GPU an engine and with two."""
 
 import pytest
+from safetensors.torch import load_file
 
 from grpo.model.mxfp4 import GROUP
-from scripts.tiny_model import weights
-from scripts.tiny_model.warm_start import tiny_config
+from scripts.tiny_model.checkpoint import WEIGHTS, tiny_config
 
 CONFIG = tiny_config(768)
 LARGEST_FILE = 2 * 2**20
@@ -27,9 +27,9 @@ def test_an_engine_has_whole_heads_and_a_rank_whole_experts() -> None:
 
 
 def test_the_kept_weights_have_this_shape_and_stay_small() -> None:
-    tensors = weights.read()
+    tensors = load_file(WEIGHTS)
     blocks = tensors["model.layers.0.mlp.experts.gate_up_proj_blocks"]
     assert blocks.shape == (
         CONFIG.num_local_experts, 2 * CONFIG.intermediate_size, CONFIG.hidden_size // GROUP, GROUP // 2
     )  # fmt: skip
-    assert weights.FILE.stat().st_size < LARGEST_FILE, "each change of them stays in git's history"
+    assert WEIGHTS.stat().st_size < LARGEST_FILE, "each change of them stays in git's history"

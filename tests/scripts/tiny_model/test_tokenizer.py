@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from scripts.tiny_model import tokenizer
-from scripts.tiny_model.warm_start import prompt_text
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def test_digits_words_and_special_tokens_are_single_tokens(tiny_tokenizer):
 
 def test_chat_template_writes_harmony(tiny_tokenizer):
     user = {"role": "user", "content": "What is 1 plus 2?"}
-    prompt = prompt_text(tiny_tokenizer, user["content"])
+    prompt = tiny_tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
     system = "<|start|>system<|message|>Reasoning: low\nValid channels: analysis, final<|end|>"
     assert prompt == f"{system}<|start|>user<|message|>What is 1 plus 2?<|end|><|start|>assistant"
     assert len(tiny_tokenizer(prompt, add_special_tokens=False).input_ids) <= 60
