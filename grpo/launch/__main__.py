@@ -25,7 +25,6 @@ from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan, make_plan, shortfall
 from grpo.launch.signals import Signalled
 from grpo.launch.supervise import joined_cluster, processes
-from grpo.run import own_runs
 from grpo.run.run_files import RunFiles
 from grpo.stack import command, machine
 from grpo.stack.checkout import TINY_MODEL
@@ -119,7 +118,6 @@ def _main(asked: Asked) -> int:
     if held is None:
         folder.mkdir(parents=True, exist_ok=True)
         held = RunFiles(folder).hold()
-    own_runs.record(folder, asked.values | {name: getattr(config.args, name) for name in own_runs.PLACES})
     news = warnings + (resume.take_back(config, folder) if asked.resume else []) + done
     watch = f"watch       {run_dir.build_shell_command('scripts.watch', str(folder))}  # in a second terminal"
     print("\n".join([f"run directory {folder}", *news, *described, *cluster.places, watch]), flush=True)
@@ -135,7 +133,6 @@ def _resolve(asked: Asked) -> tuple[Path, int | None, Config]:
         folder = Path(asked.run_dir or run_dir.default_run_dir(asked)).absolute()
         return folder, held, gpu_memory.choose(resolve(words, folder))
     folder = run_dir.find_run(asked.resume)
-    run_dir.refuse_others(asked, folder)
     if held is None and asked.mode == "run":
         held = RunFiles(folder).hold()  # before looking for the newest checkpoint: the run may still be writing one
     return folder, held, gpu_memory.choose(resume.resolve_resumed(words, folder))

@@ -16,13 +16,12 @@ from typing import Any
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.environments import settings as environment_settings
-from grpo.flags.parser import KEPT, Asked, make_parser
+from grpo.flags.parser import Asked, make_parser
 from grpo.flags.upstream import make_words, parse_given
 from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
 from grpo.launch.judge import RunJudge
 from grpo.launch.plan import Plan
-from grpo.run import own_runs
 from grpo.run.eval_metric import EXACT_MATCH, choose_eval_metric
 from grpo.run.run_files import RunFiles
 from grpo.run.run_state import FINISHED, Run
@@ -36,6 +35,7 @@ from reward import user_files
 
 # Variables that change results or speed; those of the project are in config.json
 _RECORDED = ({*cluster.FORWARDED_PREFIXES} - {"GRPO_"}) | {"CUDA_", "PYTHONPATH", "RAY_ADDRESS", "TOKENIZERS_"}
+_PLACES = ("ckpt_path", "metrics_dir")
 # Options of eval.evaluate in an environment, and the variables of a run
 _PLAYED = {"environment": "ENVIRONMENT", "library": "LIBRARY", "turns": "TURN_LIMIT", "seconds": "ROLLOUT_SECONDS"}
 _PLAYED |= {"tool-seconds": "TOOL_SECONDS", "score-seconds": "SCORE_SECONDS"}
@@ -79,7 +79,7 @@ def find_run(which: str) -> Path:
 
 def record_asked(asked: Asked) -> dict[str, Any]:
     """Return "asked" of config.json, which :func:`read_asked` reads."""
-    return {"words": _make_words(asked, own_runs.PLACES), "script": asked.script, "sources": asked.sources}
+    return {"words": _make_words(asked, _PLACES), "script": asked.script, "sources": asked.sources}
 
 
 def read_asked(folder: Path) -> Asked:
@@ -101,13 +101,6 @@ def read_asked(folder: Path) -> Asked:
     is_tiny, gpus = values.pop("tiny", False), values.pop("gpus", None)
     named = {name: str(sources.get(name, "config.json")) for name in values}
     return Asked(values, named, [str(word) for word in script], tiny=is_tiny, gpus=gpus, resume=str(folder))
-
-
-def refuse_others(asked: Asked, folder: Path) -> None:
-    """Refuse code, addresses and disks that only the run folder names."""
-    kept = {name: value for name, value in asked.values.items() if asked.sources[name].startswith(KEPT)}
-    places = {name: place for name, place in own_runs.find_places(folder).items() if name not in asked.values}
-    own_runs.refuse_others(folder, kept | places)
 
 
 def write(
@@ -185,7 +178,7 @@ def _make_words(asked: Asked, left_out: Sequence[str], **more: Any) -> list[str]
 
 def make_script(asked: Asked, run_dir: Path, date: str | None = None) -> str:
     """Return command.sh. Places in the run directory are left out: another run has its own."""
-    places = [name for name in own_runs.PLACES if Path(asked.values.get(name) or "/").is_relative_to(run_dir)]
+    places = [name for name in _PLACES if Path(asked.values.get(name) or "/").is_relative_to(run_dir)]
     lines = group_flags(_make_words(asked, places, template_date=date))
     head = _HEAD.format(launcher=shlex.quote(str(CHECKOUT / "scripts" / "launch.sh")))
     return head + "".join(f"    {line} \\\n" for line in lines) + '    "$@"\n'

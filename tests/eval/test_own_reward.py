@@ -11,7 +11,6 @@ from vllm import SamplingParams
 
 from eval import compare, engine, evaluate, table
 from grpo.hooks.prompts_dataset import render_with
-from grpo.run import own_runs
 from grpo.run.eval_metric import USER_REWARD
 from grpo.stack.json_files import read_json, read_rows
 
@@ -34,12 +33,6 @@ CHATS = [
 LABELS = ['{"answer": "2", "split": "eval"}', "any text", {"rubric": [3, "x"]}]
 RESPONSES = ["<|channel|>final<|message|>\\boxed{2}<|return|>", " 2<|return|>", "no marker: <|channel|>", ""]
 DATE = "2030-01-02"
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Keeps what evaluations record out of this checkout's cache."""
-    monkeypatch.setattr(own_runs, "CHECKOUT", tmp_path / "checkout")
 
 
 @pytest.fixture

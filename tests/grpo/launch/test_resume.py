@@ -21,6 +21,7 @@ from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
 
 from .conftest import write_checkpoint, write_data
+from .recipe import launch as run_command
 from .stopped_run import log, read_steps, start
 
 
@@ -295,3 +296,22 @@ def test_a_check_says_where_the_run_would_continue_and_how(
     assert launch.main(["--check", "--resume", str(setting.run_dir), *setting.make_launch_words(**settings)]) == 0
     output = capsys.readouterr().out
     assert said in output and output.splitlines()[-1].startswith(last)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(None, "{", "[]", '{"asked": 7}', '{"asked": {"script": 7, "sources": {}, "words": []}}'),
+        '{"asked": {"script": [7], "sources": {"seed": 1}, "words": ["--seed", "7"]}}',
+        *(f'{{"asked": {{"script": [], "sources": {{}}, "words": {words}}}}}' for words in ("7", "[7]", '["--held"]')),
+    ],
+)
+def test_what_no_launcher_wrote_is_refused_without_a_traceback(tmp_path, text: str | None) -> None:
+    """Nor is a pipe in its place waited for."""
+    config = tmp_path / "config.json"
+    if text is None:
+        os.mkfifo(config)
+    else:
+        config.write_text(text)
+    assert run_command("--dry-run", "--resume", str(tmp_path)).returncode == 2

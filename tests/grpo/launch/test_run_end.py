@@ -14,7 +14,7 @@ from grpo.launch import __main__ as launch
 from grpo.launch import attempt
 from grpo.launch.attempt import REFUSED
 from grpo.launch.supervise.supervisor import End, Job
-from grpo.run import own_runs, run_state
+from grpo.run import run_state
 from grpo.run.run_files import LOSSY, RunFiles
 from grpo.run.run_log import RunLog
 
@@ -38,16 +38,6 @@ def run_launcher(setting, monkeypatch) -> Callable[..., int]:
         return code
 
     return run_launcher
-
-
-def test_a_run_records_what_its_folder_may_name_when_it_is_resumed(run_launcher, setting, monkeypatch) -> None:
-    monkeypatch.setattr(own_runs, "CHECKOUT", setting.folder / "checkout")
-    disks = {"ckpt_path": f"{setting.folder}/disk/", "metrics_dir": setting.folder / "metrics"}
-    run_launcher(lambda _: End(0), judge_base_url="https://j", **disks)
-    places = own_runs.find_places(setting.run_dir)
-    assert places == {"ckpt_path": f"{setting.folder}/disk", "metrics_dir": f"{setting.folder}/metrics"}
-    named = {"remote_rm_url": f"{setting.folder}/reward.py", "judge_base_url": "https://j"}
-    own_runs.refuse_others(setting.run_dir, named | places)
 
 
 def test_checking_whether_a_run_is_active_does_not_block_its_start(tmp_path, monkeypatch) -> None:
