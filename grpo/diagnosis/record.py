@@ -186,7 +186,7 @@ class Record:
 
     def setting(self, name: str) -> Any:
         """Return the value of a flag ("--dual_clip"), as a number if it is one; None if unknown."""
-        value = self.settings.get(name.removeprefix("--"))
+        value: Any = self.settings.get(name.removeprefix("--"))
         try:
             return number if abs(number := float(value)) < MOST else None
         except (TypeError, ValueError, OverflowError):

@@ -35,25 +35,15 @@ STRETCH = 128  # positions; tokens of a prompt's rollouts that are further apart
 
 @dataclass(frozen=True)
 class Rollout:
-    """The sampled tokens of one rollout, T of them.
-
-    Attributes:
-        engine: the number of the engine that sampled it.
-        rank: the rank of the actor that scored it.
-        prompt: the number of its prompt.
-        positions: int64 ``[T]``, of the tokens in the sequence.
-        sampled: float ``[T]``, log-probs by the engine, nat.
-        scored: float ``[T]``, by the trainer.
-        base: float ``[T]``, by the trainer without its adapter.
-    """
+    """The T sampled tokens of one rollout, by the numbers of its engine, of the actor's rank, and of its prompt."""
 
     engine: int
     rank: int
     prompt: int
-    positions: torch.Tensor
-    sampled: torch.Tensor
-    scored: torch.Tensor
-    base: torch.Tensor
+    positions: torch.Tensor  # int64 [T], in the sequence
+    sampled: torch.Tensor  # float [T], log-probs by the engine, nat
+    scored: torch.Tensor  # by the trainer
+    base: torch.Tensor  # by the trainer without its adapter
 
 
 @dataclass(frozen=True)
@@ -104,7 +94,6 @@ class Row:
 
     Attributes:
         name: "engine 0", "rank 1", or "all".
-        tokens: sampled tokens.
         mean: mean difference of engine and trainer, nat.
         quarters: the same over each quarter of all tokens by position.
         scale: slope of the engine's log-probs on the trainer's.
