@@ -99,7 +99,7 @@ def _holds(run: Record, limit: Limit, step: int) -> bool:
     if limit.when == FALLS:
         return any(fall.z <= -3 and step <= fall.step + 2 * RECENT for fall in find_falls(run))
     if limit.when == STALLS:
-        return _stalls(run, step, 0.25 if limit.finding == "entropy_collapse" else np.inf)
+        return _stalls(run, step)
     if limit.when in (SEVERAL, ONE):
         updates = run.column("optimizer_steps").values
         is_own = limit.when == SEVERAL or run.setting("--old_log_probs") != "engine"
@@ -107,12 +107,12 @@ def _holds(run: Record, limit: Limit, step: int) -> bool:
     return True
 
 
-def _stalls(run: Record, step: int, most: float) -> bool:
-    """Say whether correctness has not gained since a step, nor more than `most` in the whole run."""
+def _stalls(run: Record, step: int) -> bool:
+    """Say whether correctness has not gained since a step."""
     before, since = run.training.between(0, step + 5).values[-2 * RECENT :], run.training.values[-2 * RECENT :]
     gain = float(since.mean() - before.mean()) if len(before) else 0.0
     is_flat = gain < max(0.05, LIKELY * run.training.scatter / np.sqrt(RECENT))
-    return len(run.rows) >= 20 and run.has_room and is_flat and run.training.whole().gain < most
+    return len(run.rows) >= 20 and run.has_room and is_flat
 
 
 def find_falls(run: Record) -> list[Change]:
@@ -153,7 +153,7 @@ def flat_learning(run: Record) -> Iterator[Seen]:
     """Correctness has not moved since the warmup, and neither has the policy, or the groups teach nothing."""
     level = run.training.between(run.peak + 1)
     change, held = level.whole(), run.held_out.whole(run.eval_error)
-    is_flat = len(level) >= 40 and abs(change.z) <= 2.5 and level.largest_rise().z <= SURE and run.has_room
+    is_flat = len(level) >= 40 and abs(change.z) <= 2.5 and run.has_room
     if not is_flat or (len(run.held_out) > 3 and held.z > 2.5):
         return
     spread, entropy = run.column("zero_spread_groups").values, run.column("entropy")
@@ -187,8 +187,7 @@ def reward_hacking(run: Record) -> Iterator[Seen]:
     rest = Series("reward beside correctness", reward.steps, reward.values - weight * correct.values)
     rise, paid, right = (one.whole() for one in (rest, reward, correct))
     if rise.z > 5 and rise.gain > 0.05 and paid.gain > 0.02 and right.gain < 0.5 * rise.gain and right.z < 3:
-        step = rest.largest_rise().step
-        yield "reward_hacking", CRITICAL if right.z < -3 else WARNING, paid._replace(step=step), f"{paid}; {right}"
+        yield "reward_hacking", CRITICAL if right.z < -3 else WARNING, paid, f"{paid}; {right}"
 
 
 def doubtful_labels(run: Record) -> Iterator[Seen]:
