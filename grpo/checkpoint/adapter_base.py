@@ -80,22 +80,12 @@ def _find_tensor_faults(adapter: Adapter, base: Architecture) -> Iterator[FileFa
         what = "is in the form of PEFT with transformers 4, which exchanges A and B of experts"
         yield FileFault(WEIGHTS, what, "train it with transformers 5, or exchange them expert by expert")
         return
-    known = {
-        adapter_files.tensor_name(module, half): shape for module in shapes for half, shape in shapes[module].items()
-    }
     wanted = {*adapter.projections, *_name_targets(adapter)}
     modules = adapter_files.list_modules(base.layers, [name for name in TARGETS if name in wanted])
-    names = {adapter_files.tensor_name(module, half) for module in modules for half in HALVES}
-    for found, what in (
-        (adapter.tensors.keys() - known, "tensors that are no pair's of attention projections or experts of the base"),
-        (
-            {name for name, shape in adapter.shapes.items() if known.get(name, shape) != shape},
-            f"tensors whose shapes differ from the base's projections with the rank {adapter.rank}",
-        ),
-        (names - adapter.tensors.keys(), "missing projections that the adapter targets"),
-    ):
-        if found:
-            yield FileFault(WEIGHTS, f"has {len(found)} {what}: {min(found)}", _OF_ANOTHER)
+    own = {adapter_files.tensor_name(module, half): shapes[module][half] for module in modules for half in HALVES}
+    if differs := adapter_files.difference(adapter.shapes, own):
+        what = f"has tensors other than those of its targets in the base with rank {adapter.rank}: {differs}"
+        yield FileFault(WEIGHTS, what, _OF_ANOTHER)
 
 
 def _name_targets(adapter: Adapter) -> list[str]:

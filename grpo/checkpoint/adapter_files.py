@@ -92,12 +92,10 @@ def read(folder: Path) -> Adapter:
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist", "name an adapter, such as RUN/final")
-    for part, what in (("adapter", "a checkpoint of a run"), ("final", "a run's folder")):
-        if (folder / part / CONFIG).is_file():
-            raise CheckpointError(f"{folder} is {what}", f"name {folder / part}")
-    if (folder / "checkpoints").is_dir():
-        remedy = f"name one of its checkpoints, such as {folder}/checkpoints/step_N/adapter"
-        raise CheckpointError(f"{folder} is a run's folder without a final adapter", remedy)
+    for part in ("adapter", "final", "checkpoints"):  # of a checkpoint, of a run, of one without a final adapter
+        if (folder / part).is_dir():
+            remedy = f"name {folder / part}" + "/step_N/adapter" * (part == "checkpoints")
+            raise CheckpointError(f"{folder} is no adapter, but has one", remedy)
     if damage := digests.damage(folder):  # damaged files are not parsed
         raise CheckpointError(f"{folder}: {digests.describe(damage)}", _AGAIN)
     config = read_json(folder / CONFIG)
@@ -181,6 +179,14 @@ def save(folder: Path, tensors: "dict[str, torch.Tensor]", base: str | None) -> 
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # safetensors writes them in any order
         file.seek(8)
         file.write(json.dumps(header, separators=(",", ":")).encode().ljust(size))
+
+
+def difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
+    """Name the first tensor that differs between two adapters, with both shapes; None if they agree."""
+    names = [name for name in sorted(saved | wanted) if saved.get(name) != wanted.get(name)]
+    return (
+        f"{names[0]} is {saved.get(names[0], 'missing')} and not {wanted.get(names[0], 'missing')}" if names else None
+    )
 
 
 def non_finite(adapter: Adapter) -> list[str]:

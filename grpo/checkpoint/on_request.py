@@ -71,7 +71,7 @@ class SaveOnRequest:
     still wait for rewards, and a step that saves nothing does not.
 
     Args:
-        args: OpenRLHF's; ``save_steps`` is infinite if the run saves nothing.
+        args: ``save_steps`` is infinite if the run saves nothing.
         save: writes the checkpoint of the states that it gets, on every rank.
         step: the last completed step, which has been saved; 0 at the start of a run.
     """
@@ -89,12 +89,7 @@ class SaveOnRequest:
         self._ranks_idle.acquire()
 
     def end_step(self, step: int, states: dict[str, Any], phase: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Save the step if a checkpoint is due, and let requests in.
-
-        Args:
-            states: the controller's after the step.
-            phase: the context of a phase of the step.
-        """
+        """Save the controller's states after a step if a checkpoint is due, and let requests in."""
         is_due = step % self._save_steps == 0
         complete = _complete(states) if is_due else states
         with phase("save"):

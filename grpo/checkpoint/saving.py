@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import functools
 import logging
 import os
 import shutil
@@ -39,8 +38,7 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
         FloatingPointError: if the adapter is not finite; the previous save stays.
         UserError: if the disk is full or not writable; earlier checkpoints stay.
     """
-    write = _adapter_writer(model)
-    replace(Path(directory), write)
+    replace(Path(directory), _adapter_writer(model))
 
 
 @torch.no_grad()
@@ -56,7 +54,7 @@ def load_adapter(model: PeftModel, directory: Path) -> None:
     adapter = adapter_files.read(directory)
     values, parameters = adapter_files.load(adapter), dict(zip(*adapter_parameters(model), strict=True))
     wanted = {name: expert_form.to_file_shape(name, parameter.shape) for name, parameter in parameters.items()}
-    if differs := trainer_state.difference(adapter.shapes, wanted):
+    if differs := adapter_files.difference(adapter.shapes, wanted):
         raise CheckpointError(f"{directory} is not an adapter of this run ({differs})", "start a new run")
     for name, parameter in parameters.items():
         parameter.copy_(expert_form.from_file(name, values[name], parameter.shape))
@@ -68,9 +66,7 @@ def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, A
     A collective call. Beyond what training holds, it needs memory only for the adapter.
 
     Args:
-        engine: DeepSpeed's engine around the PeftModel.
-        args: ``max_ckpt_num`` is the number to keep, see :func:`grpo.checkpoint.saving.choose_kept_steps`.
-        client_states: OpenRLHF's; ``global_step`` is N, and ``status`` has the metrics of that step.
+        client_states: the controller's; ``global_step`` is N, and ``status`` has the metrics of that step.
 
     Raises:
         FloatingPointError, UserError: as :func:`save_adapter`.
@@ -93,33 +89,25 @@ def rotate(checkpoints: Path, args: Arguments) -> None:
     try:
         steps, files = saved_steps(checkpoints), RunFiles(Path(args.run_dir), Path(args.metrics_dir or args.run_dir))
         scores = held_out(files.evals)
-        _warn_of_size(checkpoints / step_name(steps[-1]), files)
+        if len(steps) == 1:
+            _warn_of_size(checkpoints / step_name(steps[0]), files)
         remove(checkpoints, set(steps) - set(choose_kept_steps(steps, scores, args.max_ckpt_num)))
     except OSError as error:
         logger.error("an old checkpoint was not removed, the next save tries again: %s", error)
 
 
 def _warn_of_size(step: Path, files: RunFiles) -> None:
-    """Say so if a checkpoint is larger than planned: the disk was checked for that size."""
+    """Say so if a run's first checkpoint is larger than planned: the disk was checked for that size."""
     size = sum(file.stat().st_size for file in step.glob("*/*"))
     with contextlib.suppress(UserError):  # config.json is damaged
         planned = (files.read_config().get("plan") or {}).get("checkpoint_bytes")
         if planned and size > 1.1 * planned + 1e6:
             sizes = f"{size / 1e6:,.0f} MB, and {planned / 1e6:,.0f} MB were planned"
-            _warn_once(f"a checkpoint takes {sizes}: watch the disk")
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
+            logger.warning("a checkpoint takes %s: watch the disk", sizes)
 
 
 def load_step(engine: TrainerEngine, args: Arguments) -> dict[str, Any]:
-    """Restore the trainer from ``args.resume_from``. Return OpenRLHF's ``client_states``; {} without a checkpoint.
-
-    Raises:
-        UserError: if the files are incomplete or belong to another adapter.
-    """
+    """Restore the trainer from ``args.resume_from``. Return the controller's states; {} without a checkpoint."""
     return trainer_state.load(engine, Path(args.resume_from) / "trainer") if args.resume_from else {}
 
 
@@ -141,9 +129,8 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         config.inference_mode = True
         if isinstance(config.target_modules, set):  # PEFT would write them in any order
             config.target_modules = sorted(config.target_modules)
-        for key, value in expert_form.to_file_config(
-            config.to_dict(), {spec.name: spec.shape for spec in specs}
-        ).items():
+        shapes = {spec.name: spec.shape for spec in specs}
+        for key, value in expert_form.to_file_config(config.to_dict(), shapes).items():
             setattr(config, key, value)
         config.save_pretrained(str(directory))
 
@@ -214,13 +201,9 @@ def _flush(path: Path) -> None:
 
 
 def choose_kept_steps(steps: Sequence[int], scores: dict[int, float], count: int) -> list[int]:
-    """Return the steps to keep: the newest, and the best by the held-out problems.
+    """Return the steps to keep, of ascending ones: the newest, and the best by the held-out problems.
 
-    Args:
-        steps: the steps of all checkpoints, ascending.
-        scores: what was measured on the held-out problems, by step. On a tie the latest is the best. A checkpoint
-            without a score is never the best.
-        count: how many to keep. The newest and the best are always kept, so a count of 1 may keep two.
+    The newest and the best with a score (on a tie the latest) are always kept, so a count of 1 may keep two.
     """
     best = max((step for step in steps if step in scores), key=lambda step: (scores[step], step), default=None)
     newest = list(steps[-max(count, 1) :])

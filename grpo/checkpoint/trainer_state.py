@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.optim.lr_scheduler import LambdaLR
 
+from grpo.checkpoint.adapter_files import difference
 from grpo.lora import adapter, expert_form
 from grpo.model.model_files import CheckpointError
 from grpo.stack.json_files import open_file
@@ -69,7 +70,6 @@ def save(engine: TrainerEngine, directory: Path, client_states: dict[str, Any]) 
 
     Args:
         engine: DeepSpeed's engine, with ZeRO-3 around PyTorch's fused AdamW.
-        directory: must exist.
         client_states: the controller's.
     """
     from deepspeed.accelerator import get_accelerator  # slow import: tools read states without it
@@ -181,14 +181,6 @@ def _rank_file(directory: Path, rank: int) -> Path:
 def shapes(file: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the full shapes of the adapter's tensors in PEFT's files. A rank's file holds ranges of them."""
     return {name: expert_form.to_file_shape(name, shape) for name, (_, _, shape) in file["layout"].items()}
-
-
-def difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
-    """Name the first tensor that differs between two adapters, with both shapes; None if they agree."""
-    names = (name for name in sorted(saved | wanted) if saved.get(name) != wanted.get(name))
-    return next(
-        (f"{name} is {saved.get(name, 'missing')} and not {wanted.get(name, 'missing')}" for name in names), None
-    )
 
 
 def _moments(adam: torch.optim.Optimizer, flat: torch.Tensor) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _holds(run: Record, limit: Limit, step: int) -> bool:
     if limit.when == FALLS:
         return any(fall.z <= -3 and step <= fall.step + 2 * RECENT for fall in find_falls(run))
     if limit.when == STALLS:
-        return _stalls(run, step, 0.25 if limit.finding == "entropy_collapse" else np.inf)
+        return _stalls(run, step)
     if limit.when in (SEVERAL, ONE):
         updates = run.column("optimizer_steps").values
         is_own = limit.when == SEVERAL or run.setting("--old_log_probs") != "engine"
@@ -107,12 +107,12 @@ def _holds(run: Record, limit: Limit, step: int) -> bool:
     return True
 
 
-def _stalls(run: Record, step: int, most: float) -> bool:
-    """Say whether correctness has not gained since a step, nor more than `most` in the whole run."""
+def _stalls(run: Record, step: int) -> bool:
+    """Say whether correctness has not gained since a step."""
     before, since = run.training.between(0, step + 5).values[-2 * RECENT :], run.training.values[-2 * RECENT :]
     gain = float(since.mean() - before.mean()) if len(before) else 0.0
     is_flat = gain < max(0.05, LIKELY * run.training.scatter / np.sqrt(RECENT))
-    return len(run.rows) >= 20 and run.has_room and is_flat and run.training.whole().gain < most
+    return len(run.rows) >= 20 and run.has_room and is_flat
 
 
 def find_falls(run: Record) -> list[Change]:
@@ -153,7 +153,7 @@ def flat_learning(run: Record) -> Iterator[Seen]:
     """Correctness has not moved since the warmup, and neither has the policy, or the groups teach nothing."""
     level = run.training.between(run.peak + 1)
     change, held = level.whole(), run.held_out.whole(run.eval_error)
-    is_flat = len(level) >= 40 and abs(change.z) <= 2.5 and level.largest_rise().z <= SURE and run.has_room
+    is_flat = len(level) >= 40 and abs(change.z) <= 2.5 and run.has_room
     if not is_flat or (len(run.held_out) > 3 and held.z > 2.5):
         return
     spread, entropy = run.column("zero_spread_groups").values, run.column("entropy")
@@ -167,17 +167,15 @@ def flat_learning(run: Record) -> Iterator[Seen]:
 
 
 def over_fitting(run: Record) -> Iterator[Seen]:
-    """Training rises over some span, and the held-out result does not."""
+    """Training rises, and the held-out result does not."""
     held, level = run.held_out, run.training.between(run.peak + 1)
-    for start in {0, len(held) // 3, len(held) // 2} if len(held) > 3 and len(level) >= 20 else ():
-        span = held.between(held.steps[start])
-        trained, tested = level.between(span.steps[0]).whole(), span.whole(run.eval_error)
+    if len(held) > 3 and len(level) >= 20:
+        trained, tested = level.whole(), held.whole(run.eval_error)
         errors = [one.gain / one.z for one in (trained, tested) if one.z]
-        apart = trained.gain - tested.gain
-        is_held = tested.gain < 0.35 * trained.gain and tested.after < 0.9 and len(span) > 3
-        if trained.gain > 0.1 and trained.z > 3 and is_held and apart > max(0.12, 3.5 * np.hypot.reduce(errors)):
+        is_apart = trained.gain - tested.gain > max(0.12, 3.5 * np.hypot.reduce(errors))
+        is_held = tested.gain < 0.35 * trained.gain and tested.after < 0.9
+        if trained.gain > 0.1 and trained.z > 3 and is_held and is_apart:
             yield "over_fitting", CRITICAL if tested.z < -3 else WARNING, tested, f"{trained}; {tested}"
-            return
 
 
 def reward_hacking(run: Record) -> Iterator[Seen]:
@@ -187,13 +185,9 @@ def reward_hacking(run: Record) -> Iterator[Seen]:
     if len(reward) < 16 or not np.array_equal(reward.steps, correct.steps):
         return
     rest = Series("reward beside correctness", reward.steps, reward.values - weight * correct.values)
-    for rise, is_whole in ((rest.largest_rise(), False), (rest.whole(), True)):
-        paid, right = (one.whole() if is_whole else one.compare(rise.step) for one in (reward, correct))
-        is_paid = rise.z > 5 and rise.gain > 0.05 and (paid.gain > 0.02 or (run.has_judge and right.gain < 0.02))
-        if is_paid and right.gain < 0.5 * rise.gain and right.z < 3:
-            severity = CRITICAL if right.z < -3 else WARNING
-            yield "reward_hacking", severity, paid._replace(step=rise.step), f"{paid}; {right}"
-            return
+    rise, paid, right = (one.whole() for one in (rest, reward, correct))
+    if rise.z > 5 and rise.gain > 0.05 and paid.gain > 0.02 and right.gain < 0.5 * rise.gain and right.z < 3:
+        yield "reward_hacking", CRITICAL if right.z < -3 else WARNING, paid, f"{paid}; {right}"
 
 
 def doubtful_labels(run: Record) -> Iterator[Seen]:
@@ -222,21 +216,19 @@ def gradients(run: Record) -> Iterator[Seen]:
 
 
 def spikes(run: Record) -> Iterator[Seen]:
-    """Single steps have many times the usual gradient or loss: watched from 5 times, a finding from 10."""
-    for name, share in (("grad_norm", 50), ("grad_norm_max", 50), ("policy_loss_max", 50), ("policy_loss", 80)):
-        series = run.column(name)  # the mean of a loss is often about 0
+    """Steps have many times the usual gradient or loss: watched from 5 times, a finding if two have 10 times."""
+    for name in ("grad_norm", "grad_norm_max", "policy_loss_max"):
+        series = run.column(name)
         size = np.abs(series.values)
         near = [size[max(at - 10, 0) : at + 11] for at in range(len(size))]
-        usual = max(np.percentile(size[size > 0], share), 1e-9) if size.any() and len(size) > 5 else np.inf
-        times = size / np.array([max(usual, np.percentile(values, share)) for values in near])
+        usual = max(np.median(size[size > 0]), 1e-9) if size.any() and len(size) > 5 else np.inf
+        times = size / np.array([max(usual, np.median(values)) for values in near])
         at, large = np.flatnonzero(times >= 5), int((times >= 10).sum())
         if len(at):
             worst = int(np.argmax(times))
-            falls = any(fall.z <= -3 and abs(fall.step - series.steps[worst]) <= RECENT for fall in find_falls(run))
-            is_sure = large > 1 or (large == 1 and (share == 80 or falls))
             text = f"{name} {times[worst]:.0f} times as large as usual in step {series.steps[worst]}; {len(at)} such"
             change = Change(name, int(series.steps[at[0]]), float(usual), float(size[worst]))
-            yield "spikes", CRITICAL if large > 2 else WARNING if is_sure else WATCH, change, text
+            yield "spikes", CRITICAL if large > 2 else WARNING if large > 1 else WATCH, change, text
 
 
 def judge_drift(run: Record) -> Iterator[Seen]:

@@ -73,11 +73,6 @@ class Series:
         values, steps = (np.concatenate([one[:part], one[-part:]]) for one in (self.values, self.steps))
         return Series(self.name, steps, values).compare(steps[part], noise=max(self.scatter, noise))
 
-    def largest_rise(self, least: int = 8) -> Change:
-        """Return the most certain rise with so many steps on both sides."""
-        splits = self.steps[least : len(self) - least + 1]
-        return max((self.compare(step) for step in splits), key=lambda one: one.z, default=self.compare(0))
-
     def largest_fall(self, samples: float, windows: Sequence[int], least: int) -> Change:
         """Return the most certain fall of a share of right rollouts that lasts until now; one of 0 without any.
 
@@ -186,7 +181,7 @@ class Record:
 
     def setting(self, name: str) -> Any:
         """Return the value of a flag ("--dual_clip"), as a number if it is one; None if unknown."""
-        value = self.settings.get(name.removeprefix("--"))
+        value: Any = self.settings.get(name.removeprefix("--"))
         try:
             return number if value is not None and abs(number := float(value)) < MOST else None
         except (TypeError, ValueError, OverflowError):

@@ -114,7 +114,7 @@ def _find_problem(step: Path, base: Path) -> Problem | None:
         return Problem(error.problem.what, "")
     if faults:
         return Problem(f"{step / 'adapter'}: {faults[0].file} {faults[0].what}", faults[0].remedy)
-    differs = trainer_state.difference(adapter.shapes, trainer_state.shapes(files[0]))
+    differs = adapter_files.difference(adapter.shapes, trainer_state.shapes(files[0]))
     return Problem(f"{step}: adapter and trainer state do not match ({differs})", "") if differs else None
 
 

@@ -4,7 +4,7 @@ The live view, the report and docs/metrics.md are made from it. Look at the tier
 question that each one answers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,19 +214,12 @@ OF_REWARDS |= {"judge_failed", "judge_fallbacks", "judge_cached", "judge_seconds
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a line of metrics.jsonl or eval.jsonl by the schema's names, including names it lacks.
-
-    Args:
-        row: the line; `step` and `time` are not metrics.
-    """
-    return dict(_numbers(row, ""))
-
-
-def _numbers(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    for name, value in row.items():
-        if isinstance(value, bool) or (not prefix and name in ("step", "time")):
-            continue
-        if isinstance(value, int | float):
-            yield prefix + name, float(value)
-        elif name == "seconds" and isinstance(value, Mapping):
-            yield from _numbers(value, "seconds.")
+    """Return the numbers of a line of metrics.jsonl or eval.jsonl by the schema's names, including names it lacks."""
+    seconds = row.get("seconds")
+    phases = seconds.items() if isinstance(seconds, Mapping) else ()
+    numbers = {**row, **{f"seconds.{name}": value for name, value in phases}}
+    return {
+        name: float(value)
+        for name, value in numbers.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("step", "time")
+    }

@@ -35,25 +35,15 @@ STRETCH = 128  # positions; tokens of a prompt's rollouts that are further apart
 
 @dataclass(frozen=True)
 class Rollout:
-    """The sampled tokens of one rollout, T of them.
-
-    Attributes:
-        engine: the number of the engine that sampled it.
-        rank: the rank of the actor that scored it.
-        prompt: the number of its prompt.
-        positions: int64 ``[T]``, of the tokens in the sequence.
-        sampled: float ``[T]``, log-probs by the engine, nat.
-        scored: float ``[T]``, by the trainer.
-        base: float ``[T]``, by the trainer without its adapter.
-    """
+    """The T sampled tokens of one rollout, by the numbers of its engine, of the actor's rank, and of its prompt."""
 
     engine: int
     rank: int
     prompt: int
-    positions: torch.Tensor
-    sampled: torch.Tensor
-    scored: torch.Tensor
-    base: torch.Tensor
+    positions: torch.Tensor  # int64 [T], in the sequence
+    sampled: torch.Tensor  # float [T], log-probs by the engine, nat
+    scored: torch.Tensor  # by the trainer
+    base: torch.Tensor  # by the trainer without its adapter
 
 
 @dataclass(frozen=True)
@@ -83,10 +73,6 @@ class Cell:
         normal = math.sqrt(freedom * math.log1p(ratio * ratio / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
         return normal > ERRORS
 
-    def times(self, factor: float) -> "Cell":
-        """Return the cell of the same tokens with all values multiplied."""
-        return Cell(factor * self.value, factor * self.error, self.parts)
-
     def minus(self, other: "Cell") -> "Cell":
         """Return the difference to the cell of other tokens; its parts are Welch's (1947)."""
         variance = self.error**2 + other.error**2
@@ -104,7 +90,6 @@ class Row:
 
     Attributes:
         name: "engine 0", "rank 1", or "all".
-        tokens: sampled tokens.
         mean: mean difference of engine and trainer, nat.
         quarters: the same over each quarter of all tokens by position.
         scale: slope of the engine's log-probs on the trainer's.
@@ -145,17 +130,14 @@ class Comparison:
         return ["  ".join(cell.rjust(width) for cell, width in line) for line in lines]
 
     def problems(self, limit: float) -> Iterator[Problem]:
-        """Yield what rounding does not explain, each with its likely causes in order.
-
-        Args:
-            limit: of the mean difference, nat.
-        """
+        """Yield what rounding does not explain, above a limit of the mean difference (nat), with its likely causes."""
         for row in self.rows:
             yield from _problems(row, limit)
 
 
 def _problems(row: Row, limit: float) -> Iterator[Problem]:
     first, last = row.quarters[0], row.quarters[-1]
+    most = Cell(DRIFT_LIMIT * first.value, DRIFT_LIMIT * first.error, first.parts)
     if row.to_base.exceeds(0):
         yield Problem(
             f"{row.name}: nearer to the model without its adapter, by {row.to_base} nat",
@@ -166,7 +148,7 @@ def _problems(row: Row, limit: float) -> Iterator[Problem]:
             f"{row.name}: the engine's log-probs are {row.scale} times the trainer's",
             "likely: --temperature is applied on one side only; --engine_model has other weights than MODEL",
         )
-    if last.exceeds(limit) and last.minus(first.times(DRIFT_LIMIT)).exceeds(0):
+    if last.exceeds(limit) and last.minus(most).exceeds(0):
         yield Problem(
             f"{row.name}: the difference grows with the position, from {first} to {last} nat",
             "likely: rotary frequencies in bf16, or of another model; sinks or sliding window dropped",

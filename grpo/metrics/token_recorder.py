@@ -22,8 +22,8 @@ class MicroBatch:
     """One forward and backward pass. Tensors are float32 ``[T]`` on the CPU: T sampled tokens, rollout by rollout.
 
     Attributes:
-        samples: index of each rollout in the step; branches (:mod:`grpo.train.micro_batches`) come last.
-        lengths: number of sampled tokens of each rollout.
+        samples: index of each row's rollout in the step; branches (:mod:`grpo.train.micro_batches`) come last.
+        lengths: number of sampled tokens of each row.
         loss: the differentiated loss, unscaled.
         log_ratios: log-probs of the trained policy before the update minus those of the policy that sampled.
         sampled: the trainer's log-probs of the policy that sampled; None if it has moved and they were not computed.
@@ -94,28 +94,27 @@ class ActorMetrics:
             loss: scalar.
             of_loss: ``[B, A]`` by name, see :class:`grpo.train.loss.PolicyLoss`.
         """
-        mask = batch.action_mask.bool()
-        sampled: torch.Tensor | None = old
-        if self._args.old_log_probs == "engine":
-            sampled = None if self._norms else log_probs
+        mask, is_moved = batch.action_mask.bool(), bool(self._norms)
+        sampled = old if self._args.old_log_probs != "engine" else None if is_moved else log_probs
 
-        def copy_masked(values: torch.Tensor) -> torch.Tensor:
+        entropy, unallocated = (  # [B, A]: the last position predicts nothing
+            scores[:, -1 - mask.shape[1] : -1] for scores in (output.scores.entropy, output.scores.unallocated)
+        )
+
+        def copy(values: torch.Tensor) -> torch.Tensor:
             return values[mask].float().cpu()
-
-        def copy_scored(values: torch.Tensor) -> torch.Tensor:  # [B, S]: the value at the position before each action
-            return copy_masked(values[:, :-1][:, -mask.shape[1] :])
 
         self._micro_batches.append(
             MicroBatch(
                 samples=batch.index,
                 lengths=mask.sum(-1).tolist(),
                 loss=float(loss),
-                log_ratios=copy_masked(log_probs - old),
-                sampled=None if sampled is None else copy_masked(sampled),
-                advantages=copy_masked(batch.advantages),
-                entropy=copy_scored(output.scores.entropy),
-                unallocated=copy_scored(output.scores.unallocated),
-                of_loss={name: copy_masked(values) for name, values in (of_loss or {}).items()},
+                log_ratios=copy(log_probs - old),
+                sampled=None if sampled is None else copy(sampled),
+                advantages=copy(batch.advantages),
+                entropy=copy(entropy),
+                unallocated=copy(unallocated),
+                of_loss={name: copy(values) for name, values in (of_loss or {}).items()},
                 routing=(0, 0) if batch.replay is None else batch.replay.counts(),
             )
         )
@@ -147,7 +146,7 @@ class ActorMetrics:
             "grad_norms": self._norms,
             "metric_errors": float(self._errors),
             "optimizer_step": float(self._seen_steps),
-            "device_memory": float(_peak_device_memory()),
+            "device_memory": _peak_device_memory(),
         }
         if self._rates:
             notes["actor_lr"] = sum(self._rates) / len(self._rates)
@@ -157,11 +156,11 @@ class ActorMetrics:
         return notes
 
 
-def _peak_device_memory() -> int:
+def _peak_device_memory() -> float:
     """Return PyTorch's peak device memory since the last call in bytes; 0 on a CPU."""
     accelerator = get_accelerator()
     if accelerator.device_name() == "cpu":  # DeepSpeed would report the process's memory
-        return 0
-    peak = accelerator.max_memory_allocated()
+        return 0.0
+    peak = float(accelerator.max_memory_allocated())
     accelerator.reset_peak_memory_stats()
     return peak

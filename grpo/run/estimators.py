@@ -19,15 +19,10 @@ RANDOM_FLIPS = 100_000
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that one of k samples is correct, from n samples.
+    """Return the unbiased estimate of the chance that one of k <= n samples is correct, from n samples.
 
     1 - C(n - c, k) / C(n, k): Chen et al. 2021, https://arxiv.org/abs/2107.03374, section 2.1.
-
-    Raises:
-        ValueError: with fewer than k samples, or more than n correct.
     """
-    if not 1 <= k <= n or not 0 <= correct <= n:
-        raise ValueError(f"pass@{k} cannot be estimated from {correct} correct of {n} samples")
     return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 

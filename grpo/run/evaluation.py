@@ -31,11 +31,8 @@ class Evaluation:
     """Evaluates the policy of the engines on the held-out set.
 
     Args:
-        args: OpenRLHF's.
-        tokenizer: of the model.
         held_out: the loader of the held-out problems; None without any, and nothing is evaluated.
         sample: samples every problem this many times in a stage.
-        log: of the run.
     """
 
     def __init__(
@@ -99,12 +96,9 @@ class Evaluation:
         logger.info("held-out evaluation at step %d: %s", step, result)
 
     def _problems(self) -> dict[str, dict[str, str]]:
-        """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get.
-
-        The loader keeps the order of the data file.
-        """
+        """Return ``id`` and ``datasource`` of each held-out problem, by the prompt that the engines get."""
         assert self._args.eval_dataset and self._held_out is not None
-        rows = [row for batch in self._held_out for row in zip(*batch, strict=True)]
+        rows = [row for batch in self._held_out for row in zip(*batch, strict=True)]  # in the order of the data file
         return index_by_prompt(
             Path(self._args.eval_dataset),
             [(source, prompt) for source, prompt, *_ in rows],

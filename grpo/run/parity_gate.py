@@ -26,11 +26,6 @@ class ParityGate:
     """Compares engines and trainer until each engine could be judged with an adapter that is not zero.
 
     From the first such step on, the rollouts of all steps are compared together: a step of few tokens judges no engine.
-
-    Args:
-        args: OpenRLHF's.
-        actors: the ranks, which score the rollouts.
-        engines: handles of the engines, which sampled them.
     """
 
     def __init__(self, args: Arguments, actors: ActorGroup, engines: Sequence[EngineActor]) -> None:
@@ -46,12 +41,6 @@ class ParityGate:
 
     def check(self, log: RunLog, step: int, batches: Sequence[Batch], samples: Sequence[Sample]) -> None:
         """Compare on some of the step's rollouts, and write the result to parity.jsonl.
-
-        Args:
-            log: of the run.
-            step: the global step.
-            batches: the micro-batches of the step, as many on each rank.
-            samples: the rollouts of the step.
 
         Raises:
             PolicyMismatch: if rounding does not explain the difference.
@@ -91,10 +80,7 @@ class ParityGate:
         return f"too few tokens to judge {', '.join(waiting)}: {then}"
 
     def _score(self, batches: Sequence[Batch], samples: Sequence[Sample], inputs: Mapping[str, Any]) -> list[Rollout]:
-        """Let the ranks score micro-batches, with their adapter and without it.
-
-        Args:
-            inputs: of the passes, see :func:`grpo.rollout.rows.list_inputs`.
+        """Let the ranks score micro-batches with the inputs of :func:`list_inputs`, with their adapter and without it.
 
         Returns:
             The rollouts whose engine is known and that have sampled tokens; branches are left out.
@@ -120,11 +106,7 @@ class ParityGate:
         return rollouts
 
     def _routing_as_cause(self, batches: Sequence[Batch], samples: Sequence[Sample], comparison: Comparison) -> str:
-        """Say whether the engines' choice of experts explains the difference: replay it, and compare again.
-
-        Args:
-            comparison: on the rollouts of these micro-batches alone.
-        """
+        """Say whether the engines' choice of experts explains a difference on these micro-batches: replay it."""
         limit = self._args.parity_limit
         if self._args.routing_replay:
             return "the engines' choice of experts was replayed, so it is not the cause"

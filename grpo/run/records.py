@@ -193,8 +193,6 @@ def index_by_prompt(
 ) -> dict[str, dict[str, str]]:
     """Return ``id`` and ``datasource`` of each problem of a data file, by the prompt that the engines get.
 
-    A problem without an id is named by the hash of its prompt.
-
     Args:
         rows: data source and prompt of each line, in the order of the file; the last ones may be missing.
         environments: by prompt, in a run with several of them; a problem then has its ``environment``, too.

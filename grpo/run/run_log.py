@@ -86,11 +86,7 @@ class RunLog:
         self._attempt(self._files.phase, lambda: replace(self._files.phase, note + "\n"))
 
     def write_rollouts(self, step: int, samples: Sequence["Sample"], tokenizer: Tokenizer) -> None:
-        """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again.
-
-        Args:
-            samples: its rollouts.
-        """
+        """Write one global step's rollouts before its checkpoint: a run resumed from it does not draw them again."""
         from grpo.run import sample_records  # imports PyTorch and Ray
 
         try:
@@ -103,8 +99,8 @@ class RunLog:
     def write_step(self, step: int, status: dict[str, Any], *, is_timed: bool = True) -> None:
         """Append the line of one global step to metrics.jsonl, and start the clock of the next.
 
-        Numbers keep OpenRLHF's names. ``seconds`` holds the phases and their ``total``, ``grad_norms`` the norm of each
-        optimizer step. A number that is not finite is left out, counted and logged.
+        ``seconds`` holds the phases and their ``total``, ``grad_norms`` the norm of each optimizer step. A number that
+        is not finite is left out, counted and logged.
 
         Args:
             is_timed: whether this process made the step, and so knows its seconds.

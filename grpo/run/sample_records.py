@@ -34,7 +34,6 @@ def describe_samples(
     A number that :func:`grpo.train.rewards.complete` filled in for the step's mean is None.
 
     Args:
-        samples: the step's rollouts.
         limit: the number besides the extremes; None for all.
         problems: id and data source by prompt; a prompt without them lacks both.
     """

@@ -35,7 +35,7 @@ def test_a_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(("size", "is_told"), [(4_000_000, False), (9_000_000, True)])
-def test_a_checkpoint_that_is_larger_than_planned_is_named_once(tmp_path: Path, caplog, size, is_told) -> None:
+def test_a_first_checkpoint_that_is_larger_than_planned_is_named(tmp_path: Path, caplog, size, is_told) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"flags": {}, "plan": {"checkpoint_bytes": 4_000_000}}))
     for step in (2, 4):
         (tmp_path / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)

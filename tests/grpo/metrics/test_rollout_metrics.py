@@ -114,13 +114,6 @@ def test_undefined_metrics_are_left_out():
     assert not [name for name in metrics if name.startswith(("judge_quality", "high_reward", "reward_correct"))]
 
 
-def test_another_reward_function_needs_no_judge():
-    batches = make_batches(draw_samples(3), list(range(16)), 4)
-    for batch in batches:
-        batch.info = {}
-    assert "reward_correct_correlation" not in rollout_metrics(batches)
-
-
 def test_correlation_without_spread_is_left_out():
     assert correlation(torch.ones(4).double(), torch.arange(4).double()) is None
     assert correlation(torch.arange(4).double(), -torch.arange(4).double()).item() == pytest.approx(-1)

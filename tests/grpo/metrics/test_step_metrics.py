@@ -197,15 +197,6 @@ def test_a_step_without_training_has_the_metrics_of_its_samples():
     assert "advantage_mean" in status and "entropy" not in status
 
 
-def test_of_several_passes_a_sample_keeps_its_largest_loss():
-    single = [make_batch(index, sample) for index, sample in enumerate(draw_samples(0))]
-    for one in single:
-        one.rollout_log_probs = None
-    notes = [token_recorder.MicroBatch([3], [1], loss, *[torch.ones(1)] * 5) for loss in (1.0, -20.0, 2.0)]
-    step_metrics.add_step_metrics({"micro_batches": notes}, single, single, None)
-    assert single[3].details["micro_batch_loss"] == -20
-
-
 def test_ranks_are_merged():
     of_ranks = [
         {"device_memory": memory, "metric_errors": errors, "micro_batches": [memory]}

@@ -156,15 +156,6 @@ def test_the_summary_of_a_resumed_run_tells_its_steps_from_earlier_ones(tmp_path
     assert line.startswith("5 steps in 2.1 minutes") and "5 of earlier" in line
 
 
-def test_the_summary_of_a_run_that_ended_early_names_the_last_checkpoint(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints" / "step_10" / "adapter"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "adapter_config.json").touch()
-    progress = Progress(RunFiles(tmp_path, tmp_path), 40)
-    assert str(checkpoint) in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "checkpoints"))
-    assert "not saved" in "\n".join(progress.summary(tmp_path, tmp_path / "final", tmp_path / "none"))
-
-
 def test_extended_runs_adapter_is_that_of_its_last_step(tmp_path: Path) -> None:
     final, checkpoints = tmp_path / "final", tmp_path / "checkpoints"
     folders = [final, checkpoints / "step_10" / "adapter", checkpoints / "step_9" / "adapter"]

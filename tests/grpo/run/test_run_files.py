@@ -47,7 +47,3 @@ def test_sample_files_are_in_the_order_of_their_steps(tmp_path):
         (tmp_path / "samples" / f"{name}.jsonl").touch()
     assert list(RunFiles(tmp_path).sample_files("step")) == [9, 10]
     assert list(RunFiles(tmp_path).sample_files("eval")) == [2]
-
-
-def test_metrics_dir_takes_the_samples_too(tmp_path):
-    assert RunFiles(tmp_path / "run", tmp_path / "disk").samples == tmp_path / "disk" / "samples"

@@ -80,14 +80,6 @@ def test_rolling_metrics_continue_after_a_resume(tmp_path):
     assert correlations[0] == correlations[1] and len(set(correlations[0])) == 15
 
 
-def test_a_phase_that_raises_is_timed_too(tmp_path):
-    log = run_log.RunLog(str(tmp_path))
-    with pytest.raises(KeyError), log.phase("sync"):
-        raise KeyError("x")
-    log.write_step(1, {})
-    assert read(tmp_path / "metrics.jsonl")[0]["seconds"]["sync"] >= 0
-
-
 def open_log(folder, step):
     """The log of a trainer that starts from a checkpoint of a step, 0 for none."""
     data = folder / "train.jsonl"
@@ -169,14 +161,6 @@ def test_a_lost_write_counts_until_its_step_is_run_again(tmp_path, step, kept):
     assert RunFiles(tmp_path).lost_writes.stat().st_size == SPACE, "it was written in place"
     LostWrites(RunFiles(tmp_path).lost_writes).begin(step)
     assert LostWrites(RunFiles(tmp_path).lost_writes).count == kept
-
-
-def test_broken_lines_are_left_out(tmp_path):
-    file = tmp_path / "eval.jsonl"
-    file.write_text('{"step": 1}\n{"step": 2, "ex{"step": 3}\n{"step": 4}\n{"step": 5, "exact')
-    assert [row["step"] for row in json_files.read_rows(file)] == [1, 4]
-    RunFiles(tmp_path).rewind(3)
-    assert file.read_text() == '{"step": 1}\n'
 
 
 def test_the_records_of_a_step_have_the_ids_of_the_data_file(tmp_path, monkeypatch):
