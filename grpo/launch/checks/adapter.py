@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.checkpoint import adapter_base, adapter_files
+from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.config import Config
 from grpo.model.architecture import TARGETS, Architecture
@@ -23,7 +23,7 @@ def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
     except CheckpointError as error:
         yield Problem(f"--adapter: {error.problem.what}", error.problem.remedy)
         return
-    faults = adapter_base.check_against(adapter, model) if model else []
+    faults = adapter_files.check_against(adapter, model) if model else []
     yield from (Problem(f"--adapter {adapter.folder}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
     if faults:
         return
