@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-from grpo.checkpoint import adapter_base, adapter_files
+from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.model import architecture, model_files
 from grpo.model.model_files import Model
@@ -111,7 +111,7 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
         grpo.model.model_files.CheckpointError: if there is no adapter, or the model is not a gpt-oss.
     """
     adapter = adapter_files.read(folder)
-    faults = adapter_base.check_against(adapter, model)
+    faults = adapter_files.check_against(adapter, model)
     if faults:
         raise UserError(f"{folder}: {faults[0].file} {faults[0].what}", faults[0].remedy)
     if broken := adapter_files.non_finite(adapter):

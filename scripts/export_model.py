@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import ModelCardData
 
-from grpo.checkpoint import adapter_base, adapter_files, digests
+from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.lora import expert_form
 from grpo.model import mxfp4
@@ -152,7 +152,7 @@ def read_both(base: Path, adapter_folder: Path) -> tuple[Model, Adapter]:
         UserError: if the base is incomplete, or the adapter is damaged or does not belong to it.
     """
     model, adapter = whole_model(base), adapter_files.read(adapter_folder)
-    if faults := adapter_base.check_against(adapter, model):
+    if faults := adapter_files.check_against(adapter, model):
         raise refusal(f"{adapter_folder} cannot be merged into {base}", faults)
     if broken := adapter_files.non_finite(adapter):
         raise UserError(f"{adapter_folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from peft import PeftModel
 from safetensors import SafetensorError
 
-from grpo.checkpoint import adapter_base, adapter_files, digests, trainer_state
+from grpo.checkpoint import adapter_files, digests, trainer_state
 from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model.model_files import CheckpointError
@@ -121,7 +121,7 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         directory.mkdir(exist_ok=True)
         config: Any = copy.copy(model.peft_config["default"])
         folder = str(config.base_model_name_or_path)
-        base = adapter_base.compute_fingerprint(folder)
+        base = adapter_files.compute_fingerprint(folder)
         tensors = {name: expert_form.to_file(name, t) for name, t in unflatten(flat, specs).items()}
         adapter_files.save(directory, tensors, base)
         # A folder of this machine would be of no use elsewhere, and its name may be private.

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grpo.checkpoint import adapter_base, adapter_files, digests
+from grpo.checkpoint import adapter_files, digests
 from grpo.launch.config import Config, resolve
 from grpo.launch.flags import corrects_for_sampling
 from grpo.launch.plan import Plan
@@ -109,7 +109,7 @@ def _find_problem(step: Path, base: Path) -> Problem | None:
         _, files = trainer_state.read(step / "trainer")
         adapter = adapter_files.read(step / "adapter")
         has_base = (base / "config.json").is_file()  # otherwise the preflight reports it
-        faults = adapter_base.check_against(adapter, read(base)) if has_base else []
+        faults = adapter_files.check_against(adapter, read(base)) if has_base else []
     except CheckpointError as error:
         return Problem(error.problem.what, "")
     if faults:

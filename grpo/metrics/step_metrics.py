@@ -6,7 +6,7 @@ the step. It therefore does not depend on how they were split into micro-batches
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +27,14 @@ AFTER = 6
 OfRollouts = Mapping[int, torch.Tensor]  # log-probs of sampled tokens, [T] by rollout
 
 
-def merge(results: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merge(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the status of a step: what all ranks report of its update (:meth:`ActorMetrics.pop`), as one."""
-    status: dict[str, Any] = {"micro_batches": [], "device_memory": 0.0, "metric_errors": 0.0}
-    for result in results:
-        most = max(status["device_memory"], result["device_memory"])
-        errors = status["metric_errors"] + result["metric_errors"]
-        notes = status["micro_batches"] + result["micro_batches"]
-        status |= result | {"micro_batches": notes, "device_memory": most, "metric_errors": errors}
-    return status
+    status = {name: value for result in results for name, value in result.items()}  # most are equal on all ranks
+    return status | {
+        "micro_batches": [note for result in results for note in result.get("micro_batches", ())],
+        "device_memory": max(result.get("device_memory", 0.0) for result in results),
+        "metric_errors": sum(result.get("metric_errors", 0.0) for result in results),
+    }
 
 
 def add_step_metrics(

@@ -88,7 +88,6 @@ class ActorMetrics:
         """Record a micro-batch between its forward and its backward pass.
 
         Args:
-            batch: ``action_mask`` and ``advantages`` ``[B, A]``, and the ``index`` of its rows.
             log_probs, old: of the trained policy and of the one that sampled, ``[B, A]``.
             output: the model's output, with ``scores`` (see :class:`grpo.train.log_probs.TokenScores`), ``[B, S]``.
             loss: scalar.
@@ -131,15 +130,10 @@ class ActorMetrics:
         self._rates.append(self._rate)
 
     def pop(self) -> dict[str, Any]:
-        """Return the notes since the last call, and clear them.
+        """Return the notes since the last call, and clear them. :mod:`grpo.metrics.metric_schema` has the metrics.
 
-        - ``micro_batches``: this rank's, in training order.
-        - ``grad_norms``: L2 norm before clipping of each optimizer step, over all ranks.
-        - ``actor_lr``: mean learning rate of these steps; absent without one.
-        - ``metric_errors``: number of micro-batches that could not be recorded.
-        - ``optimizer_step``: optimizer steps since the run started.
-        - ``device_memory``: see :mod:`grpo.metrics.metric_schema`; so is ``engine_memory``, which only the first rank
-          has, from the first sync on.
+        ``micro_batches`` are this rank's, in training order, and ``grad_norms`` those of each optimizer step.
+        ``actor_lr`` needs a step; ``engine_memory`` has only the first rank, from the first sync on.
         """
         notes: dict[str, Any] = {
             "micro_batches": self._micro_batches,

@@ -59,11 +59,10 @@ def _t_cdf(t: float, freedom: int) -> float:
 def interval(values: Sequence[float], draws: float = 1.0, spread: float | None = None) -> tuple[float, float]:
     """Return a 95% interval of the mean over all problems like these.
 
-    It is Wilson's interval with Student's t and with an effective number of independent samples in place of their
-    count. The effective number is p (1 - p) over the variance of the mean, estimated between problems. It is kept
-    between one and `draws` per problem, whatever the variance of few problems suggests. The interval thus stays inside
-    0..1 and does not collapse if all problems agree. It covers the truth in 93 to 98% of simulated evaluations of 18 to
-    90 problems. Coverage is 87% if the few per cent of correct samples come from one or two problems.
+    It is Wilson's interval with Student's t, and with an effective number of independent samples in place of their
+    count: p (1 - p) over the variance of the mean between problems, kept between one and `draws` per problem. It thus
+    stays inside 0..1 and does not collapse if all problems agree. It covers the truth in 93 to 98% of simulated
+    evaluations of 18 to 90 problems, in 87% if the few per cent of correct samples come from one or two problems.
 
     Args:
         values: one per problem, in 0..1: the share of its samples that are correct, or its pass@k.

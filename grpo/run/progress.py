@@ -45,7 +45,6 @@ class JsonLines:
     Attributes:
         rows: the lines that the file has now, all with a `step`.
         broken: the number of lines left out.
-        before: step and time of the lines of earlier attempts.
     """
 
     def __init__(self, path: Path) -> None:

@@ -213,11 +213,8 @@ def _finite(value: Any) -> Any:
 def rolling_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the correlation of reward and correctness over the rollouts of several steps; None without spread.
 
-    It is computed from each step's means and spreads. It is exact if correctness is 0 or 1, since steps have equally
-    many rollouts.
-
-    Args:
-        rows: lines of metrics.jsonl; lines without correctness are skipped.
+    It is computed from each line's means and spreads; one without correctness is skipped. It is exact if correctness
+    is 0 or 1, since steps have equally many rollouts.
     """
     known = [row for row in rows if row.get("correct") is not None and row.get("reward_std") is not None]
     if not known:
@@ -239,9 +236,6 @@ def _binary_spread(mean: float) -> float:
 
 def open_log(args: Arguments, problems: PromptDataset, step: int, states: dict[str, Any]) -> RunLog:
     """Return the log of a run, which has a line for the step that it continues from.
-
-    Phases of a step: ``generate``, ``wait`` (for rewards or engines, with --pipeline), ``old_log_probs`` (with
-    advantages), ``train``, ``sync``, ``save``. An evaluation's seconds are in eval.jsonl.
 
     Args:
         problems: for training.

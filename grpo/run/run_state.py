@@ -38,11 +38,9 @@ class Run:
     """One run, as its directory was at the last :meth:`refresh`.
 
     Args:
-        folder: the run directory.
         name: its name beside other runs; None for the folder's name.
 
     Attributes:
-        files: its files.
         config: config.json's content; {} if it cannot be read.
         config_fault: why config.json cannot be read; "" if it can, or is missing.
         metrics, evals: the lines in step order, one per step.

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GptOssForCausalLM, Mxfp4Config
 from transformers.utils import hub
 
 from eval.engine import flatten
-from grpo.checkpoint import adapter_base, adapter_files
+from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import WEIGHTS
 from grpo.lora import expert_form
 from grpo.lora.adapter import unflatten
@@ -266,11 +266,11 @@ def test_mismatched_base_and_adapter_are_rejected(base, adapter, tmp_path, damag
 
 
 def test_an_adapter_of_another_base_of_the_same_shape_is_refused(base, adapter, tmp_path) -> None:
-    own = adapter_base.fingerprint(model_files.read(base))
+    own = adapter_files.fingerprint(model_files.read(base))
     save_file(load_file(adapter / WEIGHTS), adapter / WEIGHTS, metadata={adapter_files.BASE_KEY: own})
     dequantize_checkpoint(base, tmp_path / "copy")
     for same in (base, tmp_path / "copy"):
-        assert adapter_base.check_against(adapter_files.read(adapter), model_files.read(same)) == []
+        assert adapter_files.check_against(adapter_files.read(adapter), model_files.read(same)) == []
     export_model.export_model(base, adapter, tmp_path / "merged")
     with pytest.raises(UserError, match="merged"):
         export_model.export_model(tmp_path / "merged", adapter, tmp_path / "twice")

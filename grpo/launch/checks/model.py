@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from grpo.checkpoint import adapter_base, adapter_files
+from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.environments.settings import has_environment
 from grpo.launch.config import Config
@@ -138,7 +138,7 @@ def check_adapter(config: Config, model: Model | None) -> Iterator[Problem]:
         yield Problem(f"--adapter: {error.problem.what}", error.problem.remedy)
         return
     place = f"--adapter {adapter.folder}"
-    if faults := adapter_base.check_against(adapter, model) if model else []:
+    if faults := adapter_files.check_against(adapter, model) if model else []:
         yield from (Problem(f"{place}: {fault.file} {fault.what}", fault.remedy) for fault in faults)
         return
     if adapter.config.get("use_rslora"):

@@ -5,7 +5,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from grpo.checkpoint import adapter_base, adapter_files, digests
+from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.saving import load_adapter, save_adapter
 from grpo.lora.adapter import adapter_parameters
 from grpo.model import loading, model_files
@@ -26,8 +26,8 @@ def test_peft_loads_what_was_saved_from_partitions(either_checkpoint, run_ranks,
         assert torch.equal(loaded[name], value.to(torch.bfloat16)), name
 
     model = model_files.read(either_checkpoint)
-    assert adapter_files.read(directory).base == adapter_base.fingerprint(model) is not None
-    assert adapter_base.check_against(adapter_files.read(directory), model) == []
+    assert adapter_files.read(directory).base == adapter_files.fingerprint(model) is not None
+    assert adapter_files.check_against(adapter_files.read(directory), model) == []
 
     # as is the final one, which this call writes
     assert digests.is_sealed(directory) and digests.damage(directory) == {}
@@ -54,7 +54,7 @@ def test_an_adapter_names_its_base_by_the_hubs_id(peft_model, single_rank, tmp_p
 
 
 def test_equal_adapters_have_equal_files(peft_model, single_rank, tmp_path, monkeypatch):
-    monkeypatch.setattr(adapter_base, "compute_fingerprint", lambda _: "0" * 64)
+    monkeypatch.setattr(adapter_files, "compute_fingerprint", lambda _: "0" * 64)
     for number in range(8):  # the order of metadata is drawn at each write
         save_adapter(peft_model, tmp_path / str(number))
 

@@ -103,6 +103,9 @@ def test_an_experts_adapter_without_a_token_keeps_its_bits(trained_folder):
 
 
 @pytest.mark.timeout(500)
-def test_the_state_of_another_adapter_is_refused(trained_folder, checkpoint, run_ranks, tmp_path):
-    with pytest.raises(AssertionError, match="adapter"):
-        run_ranks(2, checkpoint, tmp_path, 4, trained_folder / "step_2", 0, 8, "zero3", script=SCRIPT)
+@pytest.mark.parametrize(("ranks", "lora_rank", "names"), [(2, 8, "adapter"), (1, 4, "2 ranks")])
+def test_the_state_of_another_adapter_or_of_more_ranks_is_refused(
+    trained_folder, checkpoint, run_ranks, tmp_path, ranks, lora_rank, names
+):
+    with pytest.raises(AssertionError, match=names):
+        run_ranks(ranks, checkpoint, tmp_path, 4, trained_folder / "step_2", 0, lora_rank, "zero3", script=SCRIPT)

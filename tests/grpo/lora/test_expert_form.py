@@ -16,7 +16,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM as VllmGptOss
 
 from eval.engine import flatten
-from grpo.checkpoint import adapter_base, adapter_files, digests, saving
+from grpo.checkpoint import adapter_files, digests, saving
 from grpo.lora import expert_form
 from grpo.lora.adapter import adapter_parameters, gather, unflatten
 from grpo.model import expert_lora, experts
@@ -134,7 +134,7 @@ BASE = Architecture.from_config(CONFIG.to_dict() | {"model_type": "gpt_oss"})
 def find_faults(folder):
     """Return what is wrong with an adapter of a model of CONFIG; its base has no other files."""
     adapter = adapter_files.read(folder)
-    return adapter, [fault.what for fault in adapter_base.check_against(adapter, Model(folder, CONFIG.to_dict(), {}))]
+    return adapter, [fault.what for fault in adapter_files.check_against(adapter, Model(folder, CONFIG.to_dict(), {}))]
 
 
 def test_an_adapter_of_experts_fits_its_base(our_model, targets, single_rank, tmp_path):

@@ -133,28 +133,6 @@ def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named)
     assert problems == found()
 
 
-@pytest.mark.parametrize("thinking", ["<|channel|>analysis<|message|>7", ""])
-def test_record_of_a_cut_thought_has_delimiter_and_sampled_lengths(sample, tokenizer, thinking):
-    answer = "\\boxed{7}<|return|>"
-    cut, forced, said = (tokenizer.encode(text, add_special_tokens=False) for text in (thinking, FORCED, answer))
-    lengths = {"prompt_length": 3.0, "response_length": float(len(cut + said)), "answer_length": float(len(said))}
-    made = sample("<a>", 1.0, thinking + FORCED + answer, correct=1.0, thinking_truncated=1.0, **lengths)
-    start = 2 + len(cut)
-    made.action_mask[0, start : start + len(forced)] = 0
-    [record] = describe([made], tokenizer)
-    assert record["response"] == thinking + FORCED + answer
-    assert (record["answer"], record["correct"], record["truncated"]) == ("7", 1.0, 0.0)
-    assert (record["response_length"], record["answer_length"]) == (len(cut + said), len(said))
-    assert record["thinking_truncated"] == 1.0
-
-
-def test_a_thought_that_never_ended_has_no_answer_in_the_record(sample, tokenizer):
-    [record] = describe(
-        [sample("<a>", 0.0, "<|channel|>analysis<|message|>7<|return|>", answer_length=math.nan)], tokenizer
-    )
-    assert record["answer_length"] is None
-
-
 @pytest.mark.parametrize(
     ("first", "cut", "truncated"),
     [

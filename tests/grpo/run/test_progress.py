@@ -112,18 +112,6 @@ def test_only_changed_lines_of_a_replaced_file_are_new(tmp_path: Path) -> None:
     assert [line.split("  ")[0] for line in progress.poll()] == ["step 2/40"]
 
 
-def test_evals_are_shown_after_their_step(tmp_path: Path) -> None:
-    append(tmp_path / "eval.jsonl", EVAL)
-    append(tmp_path / "eval.jsonl", EVAL | {"step": 4, "exact_match": 0.5})
-    append(tmp_path / "metrics.jsonl", STEP | {"step": 4})
-    lines = Progress(RunFiles(tmp_path, tmp_path), 40).poll()
-    assert [line.split("  ")[0] for line in lines] == [
-        "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256)",
-        "step 4/40",
-        "eval at step 4: exact match 0.500 [0.200, 0.310] (n=256)",
-    ]
-
-
 def test_the_summary_has_first_and_last_eval_and_the_adapter(tmp_path: Path) -> None:
     append(tmp_path / "eval.jsonl", EVAL)
     append(tmp_path / "eval.jsonl", EVAL | {"step": 20, "exact_match": 0.4})
@@ -189,48 +177,33 @@ def test_a_run_that_learned_nothing_says_so(tmp_path: Path, numbers: dict, ended
     assert not any(said in line for line in list_lines(tmp_path))
 
 
-def test_greedy_answers_and_pass_at_k_are_beside_the_samples(tmp_path: Path) -> None:
-    passed = {"1": {"value": 0.25}, "8": {"value": 0.625}}
-    greedy = {"exact_match": 0.7, "ci_low": 0.6, "ci_high": 0.8, "n": 256}
-    for step, value in ((0, 0.7), (20, 0.8), (40, 0.9)):
-        row = {"step": step, "greedy": greedy | {"exact_match": value}, "pass_at_k": passed}
-        append(tmp_path / "eval.jsonl", EVAL | row)
-    first = Progress(RunFiles(tmp_path, tmp_path), None).poll()[0]
-    assert first == "eval at step 0: exact match 0.250 [0.200, 0.310] (n=256), pass@8 0.625, greedy 0.700"
-    assert "pass" not in eval_line({"step": 0, "exact_match": 0.25, "pass_at_k": {"8": 1}})
-    assert list_lines(tmp_path)[:4] == [
-        "exact match  0.250 [0.200, 0.310] (n=256) at step 0",
-        "          -> 0.250 [0.200, 0.310] (n=256) at step 40",
-        "greedy       0.700 [0.600, 0.800] (n=256) at step 0",
-        "          -> 0.900 [0.600, 0.800] (n=256) at step 40",
-    ]
+WHOLE_EVAL = "exact match 0.250 [0.200, 0.310] (n=256)"
+SCORE = {"score": 3.5, "ci_low": 3.0, "ci_high": 4.0, "n": 18, "problems": 18, "pass_at_k": {}}
 
 
-def test_an_evaluation_says_how_many_problems_were_graded(tmp_path: Path) -> None:
-    append(tmp_path / "eval.jsonl", EVAL | {"n": 12, "problems": 18})
-    append(tmp_path / "eval.jsonl", EVAL | {"step": 2, "exact_match": None, "n": 0, "problems": 18})
-    append(tmp_path / "eval.jsonl", EVAL | {"step": 4, "n": 18, "problems": 18, "exact_match": 0.5})
-    partly, none, whole = Progress(RunFiles(tmp_path, tmp_path), None).poll()
-    assert partly.endswith("exact match 0.250 [0.200, 0.310] (graded 12 of 18)")
-    assert none.endswith("not graded (graded 0 of 18)") and whole.endswith("(n=18)")
-    assert any("not comparable" in line for line in list_lines(tmp_path))
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        (EVAL, WHOLE_EVAL),
+        (EVAL | {"pass_at_k": {"1": {"value": 0.25}, "8": {"value": 0.625}}}, f"{WHOLE_EVAL}, pass@8 0.625"),
+        (EVAL | {"pass_at_k": {"8": 1}, "greedy": {"exact_match": 0.7}}, f"{WHOLE_EVAL}, greedy 0.700"),
+        (EVAL | {"n": 12, "problems": 18}, "exact match 0.250 [0.200, 0.310] (graded 12 of 18)"),
+        (EVAL | {"exact_match": None, "n": 0, "problems": 18}, "exact match not graded (graded 0 of 18)"),
+        (EVAL | {"in_environment": True}, "solved 0.250 [0.200, 0.310] (n=256)"),
+        (SCORE, "score 3.500 [3.000, 4.000] (n=18)"),
+    ],
+)
+def test_an_evaluation_names_what_it_measured_and_of_how_many(row: dict, shown: str) -> None:
+    assert eval_line(row | {"step": 4}) == f"eval at step 4: {shown}"
 
 
-def test_what_an_environment_counts_as_solved_is_not_called_exact_match(tmp_path: Path) -> None:
-    for step in (0, 10):
-        append(tmp_path / "eval.jsonl", EVAL | {"step": step, "in_environment": True})
-    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *list_lines(tmp_path)]
-    assert shown[0] == "eval at step 0: solved 0.250 [0.200, 0.310] (n=256)"
-    assert not any("exact match" in line for line in shown)
-
-
-def test_the_score_of_a_users_reward_is_not_called_exact_match(tmp_path: Path) -> None:
-    score = {"score": 3.5, "ci_low": 3.0, "ci_high": 4.0, "n": 18, "problems": 18, "pass_at_k": {}}
-    for step in (0, 10):
-        append(tmp_path / "eval.jsonl", {"step": step, **score})
-    shown = [*Progress(RunFiles(tmp_path, tmp_path), None).poll(), *list_lines(tmp_path)]
-    assert shown[0] == "eval at step 0: score 3.500 [3.000, 4.000] (n=18)"
-    assert not any("exact match" in line or "not comparable" in line for line in shown)
-    append(tmp_path / "eval.jsonl", {"step": 20, "exact_match": 0.5, "n": 18, "problems": 18})  # resumed with ours
-    ends = [line for line in list_lines(tmp_path) if "at step" in line]
-    assert ends == ["exact match  0.500 (n=18) at step 20"]
+def test_results_compare_the_first_and_the_last_evaluation_of_the_same_reward(tmp_path: Path) -> None:
+    for step, row in ((0, SCORE), (10, EVAL), (20, EVAL | {"n": 12, "problems": 18, "greedy": {"exact_match": 0.75}})):
+        append(tmp_path / "eval.jsonl", row | {"step": step})
+    lines = list_lines(tmp_path)
+    ends = [line for line in lines if "at step" in line]
+    assert [line.split(" at ")[1] for line in ends] == ["step 10", "step 20", "step 20"]
+    assert ends[2].startswith("greedy") and any("not comparable" in line for line in lines)
+    append(tmp_path / "metrics.jsonl", STEP | {"step": 20})
+    shown = Progress(RunFiles(tmp_path, tmp_path), None).poll()
+    assert [line.split("  ")[0].partition(":")[0] for line in shown[-2:]] == ["step 20", "eval at step 20"]
