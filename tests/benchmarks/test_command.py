@@ -57,25 +57,8 @@ def test_step() -> None:
     assert details["gradient_difference"] < 0.02 and details["loss_difference"] < 0.02
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [([], ""), (["dequant", "--device", "none"], "--device none"), (["save", "--ranks", "0"], "--ranks: 0 is not")],
-)
-def test_wrong_arguments_end_before_anything_is_measured(arguments, message, capsys) -> None:
-    with pytest.raises(SystemExit) as end:
-        bench.main(arguments)
-    assert end.value.code == 2 and message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("ours", [0.0, float("nan"), float("inf"), -1.0])
 def test_unmeasured_values_have_no_ratio(ours: float) -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         compare("nothing", "s", 3.0, ours, {})
     assert compare("seconds", "s", 3.0, 1.5, {})["ratio"] == compare("rate", "GB/s", 1.5, 3.0, {}, True)["ratio"] == 2.0
-
-
-@pytest.mark.timeout(300)
-def test_a_rank_that_fails_ends_the_others(monkeypatch) -> None:
-    monkeypatch.setattr(ranks, "start_process", forked.Program)
-    with pytest.raises(ValueError, match=r"save_rank ended with 1: (.|\n)*nowhere"):
-        ranks.run_ranks("benchmarks.save:save_rank", 2, {"scratch": "/nowhere", "lora_rank": 1})

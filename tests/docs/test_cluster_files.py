@@ -12,7 +12,7 @@ import yaml
 
 from grpo.flags.parser import get_default
 from tests.docs.pages import ROOT
-from tests.docs.test_project_files import read_locked_version
+from tests.scripts.setup.sandbox import read_lock
 
 FOLDER = ROOT / "docs" / "cluster"
 TOKEN = "feedfacefeedface"
@@ -94,8 +94,9 @@ def test_slurms_signal_reaches_the_launcher_and_leaves_it_time_to_save(environme
 
 def test_the_cluster_of_kuberay_runs_the_locked_ray() -> None:
     spec = yaml.safe_load((FOLDER / "kuberay.yaml").read_text(encoding="utf-8"))["spec"]
-    assert spec["authOptions"] == {"mode": "token"} and spec["rayVersion"] == read_locked_version("ray")
+    locked = read_lock(ROOT / "requirements" / "lock-cpu.txt")["ray"]
+    assert spec["authOptions"] == {"mode": "token"} and spec["rayVersion"] == locked
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         [container] = group["template"]["spec"]["containers"]
-        assert container["image"].startswith(f"rayproject/ray:{read_locked_version('ray')}-py312")
+        assert container["image"].startswith(f"rayproject/ray:{locked}-py312")
         assert ("envFrom" in container) == (group is spec["headGroupSpec"]), "the judge's key stays on the head"

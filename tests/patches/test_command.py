@@ -9,14 +9,7 @@ import pytest
 from patches import load, series, tree
 from patches.series import Exit
 
-from .conftest import PATCHED, commit, look
-
-
-@pytest.mark.parametrize("words", [("nonsense",), ("export",), ("apply", "--to", "1")])
-def test_wrong_usage(world, words):
-    with pytest.raises(SystemExit) as ended:
-        world.call(*words)
-    assert ended.value.code == Exit.USAGE
+from .conftest import PATCHED, look
 
 
 def test_the_state_as_json(world, capsys):
@@ -87,17 +80,6 @@ def test_import_and_export_are_each_others_inverse(world, tmp_path, monkeypatch,
     assert world.call("import", "--to", work) == 0 and look(work / "openrlhf") == PATCHED
     assert world.call("export", "--from", work) == 0 and look(world.checkout) == kept
     assert world.call("import", "--to", work) == Exit.USAGE, "it exists"
-
-
-def test_a_commit_that_is_no_patch_is_not_exported(world, tmp_path):
-    kept, work = look(world.checkout), tmp_path / "work"
-    world.call("import", "--to", work)
-    commit(work, "Not a name", {"kept.py": "KEPT = 3\n"})
-    assert world.call("export", "--from", work) == Exit.USAGE
-    tree.git(work, "reset", "--quiet", "--hard", "HEAD^")
-    (work / "openrlhf" / "kept.py").write_text("KEPT = 4\n")
-    assert world.call("export", "--from", work) == Exit.USAGE, "uncommitted"
-    assert look(world.checkout) == kept
 
 
 def test_an_upgrade_is_a_rebase(world, tmp_path):

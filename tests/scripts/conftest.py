@@ -84,9 +84,6 @@ class RunFolder:
         result = {"exact_match": exact_match, "ci_low": exact_match - 0.1, "ci_high": exact_match + 0.1, "n": 18}
         RunLog(str(self.folder)).write_eval(step, result | {"seconds": 30.0})
 
-    def write_samples(self, step: int, *samples: dict) -> None:
-        RunLog(str(self.folder)).write_samples(f"step_{step}", samples)
-
     def hold(self) -> None:
         self.held = RunFiles(self.folder).hold()
 
@@ -97,15 +94,6 @@ class RunFolder:
         if self.held is not None:
             os.close(self.held)
         self.held = None
-
-    def resume_after(self, step: int) -> None:
-        """Remove and report the log after a step, as the launcher does."""
-        RunFiles(self.folder).rewind(step)
-        RunFiles(self.folder).note_resume(step, {})
-
-    def save_final(self) -> None:
-        (self.folder / "final").mkdir()
-        (self.folder / "final" / "adapter_config.json").write_text("{}")
 
 
 @pytest.fixture

@@ -18,13 +18,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssForCausalLM, Mxfp4Config
 from transformers.utils import hub
 
-from eval.engine import flatten
 from grpo.checkpoint import adapter_files
 from grpo.checkpoint.adapter_files import WEIGHTS
 from grpo.lora import expert_form
-from grpo.lora.adapter import unflatten
 from grpo.model import loading, model_files, mxfp4
-from grpo.model.architecture import ATTENTION_PROJECTIONS, Architecture, check
+from grpo.model.architecture import ATTENTION_PROJECTIONS, check
 from grpo.model.model_files import CheckpointError
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import UserError
@@ -140,24 +138,6 @@ def test_experts_are_merged_into_mxfp4_if_asked(checkpoint, tmp_path, capsys) ->
     assert float(told) == pytest.approx(100 * (error / update) ** 0.5, rel=0.05) and "rounding to bf16" in said
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_an_adapter_of_another_library_is_merged_as_well(checkpoint, trained_adapter, adapter, tmp_path, dtype) -> None:
-    """Names as in a state dict, and another type, which holds these values of bf16 exactly."""
-    values = {name.replace(".weight", ".default.weight"): v for name, v in load_file(adapter / WEIGHTS).items()}
-    if dtype == torch.float16:  # both have to hold them
-        values = {name: value.half() for name, value in values.items()}
-    values = {name: value.to(dtype) for name, value in values.items()}
-    save_file(values, adapter / WEIGHTS)
-    expected = {name.replace(".default.", "."): value.float() for name, value in values.items()}
-    export_model.export_model(checkpoint, adapter, tmp_path / "out")
-    module = "model.layers.0.self_attn.q_proj"
-    a, b = (expected[adapter_files.tensor_name(module, half)] for half in "AB")
-    base = read_tensors(checkpoint)[f"{module}.weight"]
-    assert torch.equal(read_tensors(tmp_path / "out")[f"{module}.weight"], (base.float() + 2 * b @ a).bfloat16())
-    flat, specs = flatten(adapter_files.read(adapter), Architecture.from_config(model_files.read(checkpoint).config))
-    assert all(torch.equal(value, expected[key].bfloat16()) for key, value in unflatten(flat, specs).items())
-
-
 def write_snapshot(folder: Path, name: str, cache: Path) -> Path:
     """Copy a folder to where the hub's cache has the model of this name."""
     snapshot = cache / f"models--{name.replace('/', '--')}" / "snapshots" / "0123"
@@ -187,28 +167,6 @@ def test_peft_loads_both_by_hub_id_as_the_page_says(checkpoint, adapter, tmp_pat
     parameters, loaded = (dict(model.named_parameters()) for model in (expected, names["model"]))
     assert sum(name.endswith("default.weight") and bool(value.any()) for name, value in loaded.items()) == len(values)
     assert all(torch.equal(parameters[name].bfloat16(), value.bfloat16()) for name, value in loaded.items())
-
-
-def test_the_part_lost_to_rounding_is_told(checkpoint, adapter, tmp_path, capsys) -> None:
-    """A small update is mostly lost, as float64 says too; an adapter of zeros gives the base."""
-    weights = load_file(adapter / WEIGHTS)
-    before = read_tensors(checkpoint)
-    for factor, out in ((2**-5, tmp_path / "small"), (0, tmp_path / "zero")):
-        save_file({name: tensor * factor for name, tensor in weights.items()}, adapter / WEIGHTS)
-        assert export_model.main(["--model", str(checkpoint), "--adapter", str(adapter), "--out", str(out)]) == 0
-    after = read_tensors(tmp_path / "small")
-    update = error = 0.0
-    for name in (name for name in weights if ".lora_A." in name):
-        a, b = (weights[name.replace("lora_A", half)].double() * 2**-5 for half in ("lora_A", "lora_B"))
-        weight = name.removeprefix("base_model.model.").replace("lora_A.", "")
-        update += (2 * b @ a).square().sum()
-        error += (after[weight].double() - before[weight].double() - 2 * b @ a).square().sum()
-    lost = float(error / update) ** 0.5
-    said = capsys.readouterr().out
-    assert lost > 0.1 and f"rounding to bf16 changes the update by {lost:.1%}" in said
-    assert "the merged model equals the base" in said
-    zero = read_tensors(tmp_path / "zero")
-    assert all(torch.equal(zero[name], before[name]) for name in before)
 
 
 A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

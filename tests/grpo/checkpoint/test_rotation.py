@@ -16,14 +16,6 @@ def rotate(folder: Path, keep: int) -> list[int]:
     return saved_steps(folder / "checkpoints")
 
 
-def test_the_newest_and_the_best_by_held_out_problems_stay(tmp_path: Path) -> None:
-    for step in range(2, 42, 2):
-        (tmp_path / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
-    rows = [{"step": step, "exact_match": score} for step, score in ((4, 0.8), (18, 0.7))]
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert rotate(tmp_path, 3) == [4, 38, 40]
-
-
 def test_a_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path: Path, monkeypatch, caplog) -> None:
     for step in (2, 4, 6):
         (tmp_path / "checkpoints" / f"step_{step}" / "adapter").mkdir(parents=True)
@@ -79,13 +71,6 @@ def test_scores_come_from_the_evaluations(tmp_path):
     ]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert held_out(tmp_path / "eval.jsonl") == {5: 0.4, 10: 0.5}, "chosen among evaluations of as many problems"
-
-
-def test_only_whole_checkpoints_count(tmp_path):
-    assert saved_steps(tmp_path / "nothing") == []
-    for name in ("step_4/adapter", "step_30/adapter", ".step_5.partial/adapter", "step_6", "step_x/adapter"):
-        (tmp_path / name).mkdir(parents=True)
-    assert saved_steps(tmp_path) == [4, 30]
 
 
 def test_scores_of_another_reward_are_no_longer_compared(tmp_path):

@@ -29,10 +29,25 @@ from reward.settings import ChainSettings, JudgeSettings
 
 from . import boxes
 from .faulty_run import Run
-from .judge_variables import KEY, VARIABLES
 
 GB = 10**9
 CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
+
+# A judge that could start, and a key that opens nothing.
+KEY = "AIza-not-a-real-key-0123456789"
+VARIABLES = {
+    "JUDGE": "1",
+    "JUDGE_MODELS": "first second",
+    "CORRECTNESS_WEIGHT": "0.6",
+    "QUALITY_WEIGHT": "0.4",
+    "JUDGE_FALLBACK": "correctness",
+    "JUDGE_UNFINISHED": "1",
+    "JUDGE_TRIES": "3",
+    "JUDGE_DEADLINE": "240",
+    "JUDGE_CALL_TIMEOUT": "90",
+    "JUDGE_RPM": "120",
+    "JUDGE_CONCURRENCY": "32",
+}
 
 CONFIG = {
     "model_type": "gpt_oss",

@@ -13,7 +13,6 @@ from grpo.launch import attempt, preflight, rendering
 from grpo.launch.supervise import joined_cluster, processes
 from grpo.launch.supervise.supervisor import supervise
 from grpo.stack import machine
-from tests.grpo.launch import clock
 
 TRAINER = Path(__file__).with_name("faulty_trainer.py")
 CLEAN = {"state": "applied", "applied": 3, "total": 3, "digest": "d", "expected_digest": "d", "message": "", "next": ""}
@@ -28,8 +27,6 @@ attempt.LAUNCHER = (str(Path(__file__)),)
 attempt.FIRST_WAIT = 0.5
 joined_cluster.LOOK_AGAIN_SECONDS = 0.2
 joined_cluster.ROOM_SECONDS = float(os.environ.get("FAULTY_ROOM", "600"))
-
-clock.follow()
 
 if __name__ == "__main__":
     sys.exit(processes.guard(launch.main))

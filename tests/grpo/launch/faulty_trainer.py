@@ -2,9 +2,8 @@
 
 It logs the same numbers for a step whenever it makes it, and copies checkpoints that a test has prepared. A fault names
 its ``step`` and ``phase``, and what happens then: ``raise`` a message with an exception of a ``kind``, or ``send`` a
-signal to the ``target`` and ``cut`` the last line of the metrics before. Or the clock has a ``jump`` at steps. Or it
-lingers ``at`` a step until the test ends it; it saves if asked meanwhile, unless it ``is_deaf`` or the saving
-``fails``. Or ``status`` has numbers for steps.
+signal to the ``target`` and ``cut`` the last line of the metrics before. Or it lingers ``at`` a step until
+the test ends it; it saves if asked meanwhile, unless it ``is_deaf`` or the saving ``fails``.
 """
 
 import builtins
@@ -22,7 +21,6 @@ from grpo.launch.supervise import driver_error
 from grpo.run.progress import PolicyMismatch
 from grpo.run.run_files import RunFiles
 from grpo.run.run_log import RunLog
-from tests.grpo.launch import clock
 
 ENGINE = "import setproctitle, time; setproctitle.setproctitle('ray::LLMRayActor.generate'); time.sleep(300)"
 
@@ -39,8 +37,6 @@ def take_fault(folder: Path) -> dict:
 
 
 def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None:
-    if phase == fault.get("phase") and str(step) in fault.get("jump", {}):
-        clock.jump(fault["jump"][str(step)])
     if (fault.get("step"), fault.get("phase")) != (step, phase):
         return
     if "cut" in fault:
@@ -56,7 +52,6 @@ def suffer(fault: dict, step: int, phase: str, engine: subprocess.Popen) -> None
 
 def main() -> None:
     driver_error.install()
-    clock.follow()
     folder, run_dir = Path(os.environ["FAULTY_FOLDER"]), Path(os.environ["GRPO_RUN_DIR"])
     fault = take_fault(folder)
     engine = subprocess.Popen([sys.executable, "-c", ENGINE])
@@ -71,8 +66,6 @@ def main() -> None:
     request = SaveRequest(RunFiles(run_dir).save_request)
 
     def generate(step: int) -> None:
-        if fault.get("status"):
-            time.sleep(0.5)  # the launcher looks twice a second
         suffer(fault, step, "generate", engine)
         for _ in range(5 if fault.get("at") != step else 2000):
             time.sleep(0.1)
@@ -101,7 +94,7 @@ def main() -> None:
         for phase in (generate, train, save):
             with log.phase(phase.__name__):
                 phase(step)
-        log.write_step(step, {"reward": step / 10, "policy_loss": 0.1, **fault.get("status", {}).get(str(step), {})})
+        log.write_step(step, {"reward": step / 10, "policy_loss": 0.1})
     engine.kill()
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from grpo.flags import upstream
 from grpo.flags.upstream import trainer_parser
-from grpo.launch import config
 from grpo.stack.problem import UserError
 
 
@@ -34,17 +33,6 @@ def test_reading_the_parser_imports_neither_torch_nor_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_last_of_two_flags_wins_and_the_command_line_parses_to_the_same(setting) -> None:
-    words = setting.make_words(eps_clip_low_high=[0.2, 0.28], use_kl_loss=True)
-    resolved = config.resolve([*words, "--lora_rank", "32", "--target_modules", "q_proj"], setting.run_dir)
-    assert (resolved.args.lora_rank, resolved.given["lora_rank"], resolved.args.target_modules) == (32, 32, ["q_proj"])
-    assert resolved.values["gamma"] == 1 and "gamma" not in resolved.given, "a default of OpenRLHF"
-    assert resolved.argv.count("--lora_rank") == 1
-    again = vars(trainer_parser().parse_args(resolved.argv))
-    # The default contains the current minute.
-    assert again | {"wandb_run_name": ""} == vars(resolved.args) | {"wandb_run_name": ""}
-
-
 def test_results_go_into_the_run_directory_or_elsewhere(setting, tmp_path: Path, monkeypatch) -> None:
     args = setting.make_config().args
     assert args.run_dir == args.metrics_dir == str(setting.run_dir)
@@ -52,12 +40,6 @@ def test_results_go_into_the_run_directory_or_elsewhere(setting, tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     args = setting.make_config(ckpt_path="big/disk", metrics_dir=tmp_path / "small").args
     assert (args.ckpt_path, args.metrics_dir) == (str(tmp_path / "big" / "disk"), str(tmp_path / "small"))
-
-
-def test_the_engines_load_the_model_of_the_actor_unless_told_otherwise(setting, tmp_path: Path) -> None:
-    assert setting.make_config().args.engine_model == str(tmp_path / "model")
-    (tmp_path / "copy").mkdir()
-    assert setting.make_config(engine_model=tmp_path / "copy").args.engine_model == str(tmp_path / "copy")
 
 
 UNPATCHED = """

@@ -103,18 +103,6 @@ def test_what_cannot_work_is_refused_once_by_name_with_a_remedy(words: str, reme
     assert any(word in f"{problem.what} {problem.remedy}" for word in named) and remedy in problem.remedy
 
 
-def test_the_agent_of_environments_is_known_in_any_notation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(AGENT.parent)
-    assert list(flags.problems(parse(f"--agent_func_path {AGENT.name} --apply_chat_template")))
-    flags.validate(parse("--agent_func_path another/agent.py --apply_chat_template"))
-
-
-def test_all_problems_are_listed_at_once() -> None:
-    with pytest.raises(SystemExit) as refusal:
-        flags.validate(parse("--lora_rank 0 --vllm_enable_sleep"))
-    assert len(str(refusal.value).splitlines()) == 2
-
-
 @pytest.mark.parametrize(
     "words",
     [

@@ -1,14 +1,11 @@
 """What the launcher notices in a run: how long a phase may take (test_restarts.py stops a real process), and onsets."""
 
 import json
-import logging
 import time
 from pathlib import Path
 
 import pytest
 
-from grpo.diagnosis import diagnose
-from grpo.launch import hangs_and_onsets
 from grpo.launch.hangs_and_onsets import FIRST_TIMES, TIMES_USUAL, HangWatch, Onsets
 from grpo.run.progress import Progress
 from grpo.run.run_files import RunFiles
@@ -79,16 +76,3 @@ def test_an_onset_is_printed_once_and_not_again_after_a_resume(tmp_path: Path, f
     write_cut_responses(tmp_path, 61, 62)
     progress.poll()
     assert not [line for line in news.new_lines() if "truncat" in line]
-
-
-def test_a_rule_that_fails_does_not_end_the_run(tmp_path: Path, files, monkeypatch, caplog) -> None:
-    def fail(*_: object) -> list:
-        raise ZeroDivisionError("a rule")
-
-    monkeypatch.setattr(diagnose.Monitor, "new_onsets", fail)
-    write_cut_responses(tmp_path, 1, 3)
-    progress = Progress(files, 80)
-    progress.poll()
-    with caplog.at_level(logging.WARNING, logger=hangs_and_onsets.__name__):
-        assert Onsets(progress, {}).new_lines() == []
-    assert "a rule" in caplog.text

@@ -2,17 +2,12 @@
 
 import pytest
 
-from grpo.environments import settings
 from grpo.launch import gpu_memory, host_memory
-from grpo.launch.checks.machine import check_gpu_memory
 from grpo.launch.plan import make_plan
 from grpo.model.released import RELEASED
-from grpo.stack import machine
-from grpo.stack.machine import Gpu
 
 from .boxes import LARGE, SMALL
 
-GIB = 2**30
 FREE = dict.fromkeys(gpu_memory.MICRO_BATCHES)
 ONE_GPU = {"actor_num_gpus_per_node": 1, "actor_shard": "none", "vllm_tensor_parallel_size": 1}
 
@@ -22,14 +17,6 @@ def test_the_key_value_cache_of_the_large_model(configure_box):
     need = gpu_memory.needs(configure_box("8"))
     sequence = (4096 + 128 + 16) * 18 * 2 * 8 * 64 * 2 // 2
     assert need.cache.bytes(4096) == sequence and need.at_once == (77.3e9 - 32.6e9 - 4e9 - 0.1e9) // sequence
-
-
-def test_the_memory_of_a_gpu_is_read_given_or_assumed(configure_box, monkeypatch):
-    assert gpu_memory.needs(configure_box("8", gpu_gb=None)).gpu == 80 * GIB
-    gpus = [Gpu("A", 40 * GIB, 0, "8.0"), Gpu("B", 48 * GIB, 0, "8.9")]
-    monkeypatch.setattr(machine, "gpus", lambda: gpus)
-    assert gpu_memory.needs(configure_box("8", gpu_gb=None)).gpu == 40 * GIB
-    assert gpu_memory.needs(configure_box("8", gpu_gb=24)).gpu == 24 * GIB
 
 
 @pytest.mark.parametrize(("changes", "copies"), [({"actor_shard": "none"}, 1), ({"actor_shard": "zero3"}, 4)])
@@ -42,19 +29,6 @@ def test_the_reference_of_a_run_from_an_adapter_is_a_frozen_copy_of_it(configure
     )
     assert started.actor_bytes - alone.actor_bytes == started.held - alone.held == 2 * 47_775_744 // copies
     assert without_kl.actor_bytes == alone.actor_bytes
-
-
-@pytest.mark.parametrize("more", [{}, {"vllm_enable_sleep": True}])
-@pytest.mark.parametrize("length", [2048, 4096, 16_384])
-def test_a_shared_gpu_holds_both_and_the_share_is_what_the_actor_leaves(configure_box, length, more):
-    config = gpu_memory.choose(configure_box("1", length, model=SMALL, gpu_gb=48, **more))
-    need = gpu_memory.needs(config)
-    beside_update = sum(need.engine.values()) if more else need.engine_limit
-    assert need.actor_bytes + beside_update <= need.gpu and 0 < need.held < need.actor_bytes
-    assert need.held + need.engine_limit <= need.gpu
-    assert need.engine_limit + gpu_memory.SHARE_STEP * need.gpu > need.left_to_engine, "only rounding is left over"
-    shown = "the engine drops its cache for the update" if more else "both keep what they hold"
-    assert shown in "\n".join(gpu_memory.describe(config))
 
 
 def test_the_adapter_in_an_engine_has_the_bytes_of_its_buffers(configure_box):
@@ -71,17 +45,6 @@ def test_the_adapter_in_an_engine_has_the_bytes_of_its_buffers(configure_box):
         assert sides["adapter, as a side path"] == 2 * layers * (
             of_qkv + rank * queries + hidden * rank + 128 * padded * (hidden + 2880 + 1440 + hidden)
         )
-
-
-def test_a_rollout_with_branches_has_several_rows(configure_box, monkeypatch):
-    for name, value in (("ENVIRONMENT", "retrieval"), ("MAX_BRANCHES", "3")):
-        monkeypatch.setenv(f"GRPO_{name}", value)
-    assert gpu_memory.needs(configure_box("8", agent_func_path=settings.AGENT)).rows == 4
-
-
-def test_a_model_for_cpus_or_without_files_has_no_such_plan(setting, tmp_path):
-    for config in (setting.make_config(), setting.make_config(pretrain=tmp_path / "absent")):
-        assert gpu_memory.describe(config) == list(check_gpu_memory(config)) == []
 
 
 @pytest.mark.parametrize(
@@ -103,16 +66,10 @@ def test_a_micro_batch_is_the_largest_divisor_that_fits(configure_box, changes, 
 
 
 def test_given_sizes_and_shares_stay(configure_box):
-    for gpus in ("8", "2"):
-        config = configure_box(gpus)
-        assert gpu_memory.choose(config) is config
     one = gpu_memory.choose(configure_box("8", **FREE | {"micro_train_batch_size": 1})).args
     assert (one.micro_train_batch_size, one.micro_rollout_batch_size) == (1, 2)
     config = gpu_memory.choose(configure_box("1", model=SMALL, vllm_gpu_memory_utilization=0.4))
     assert config.args.vllm_gpu_memory_utilization == 0.4
-    # The launcher refuses such a run with the sizes, not for a share that vLLM does not accept.
-    config = gpu_memory.choose(configure_box("1", gpu_gb=40, actor_shard="none"))
-    assert config.args.vllm_gpu_memory_utilization == 0.001
 
 
 def test_host_memory_excludes_parts_not_on_the_host(setting, monkeypatch: pytest.MonkeyPatch) -> None:

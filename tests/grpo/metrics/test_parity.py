@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from grpo.metrics.parity import STRETCH, Cell, Rollout, compare
-from grpo.run.progress import parity_lines
 
 LENGTH, ROLLOUTS = 60, 32
 
@@ -130,29 +129,3 @@ def test_numbers_are_those_of_their_definition():
         torch.stack([scored.flatten(), torch.ones(scored.numel())], 1).double(), sampled.flatten()
     )
     assert row.scale.value == pytest.approx(slope.solution[0].item())
-
-
-def test_a_comparison_is_shown_as_a_verdict_and_a_table():
-    table = compare(make_rollouts(effect=0.0)).table()
-    row = {
-        "table": table,
-        "step": 3,
-        "since": 3,
-        "limit": 0.07,
-        "problems": [],
-        "routing": "",
-        "waits": "",
-        "has_adapter": True,
-    }
-    head, legend, *shown = parity_lines(row)
-    assert head.startswith("step 3: engines and actor agree")
-    assert "in nat ±standard error" in legend and "significantly above 0.07" in legend
-    assert shown == [f"  {line}" for line in table]
-    assert parity_lines(row | {"has_adapter": False}) == ["step 3: engines and actor agree (the adapter is still zero)"]
-    waits = row | {"since": 2, "waits": "too few tokens"}
-    told = "step 3: engines and actor agree so far (with the adapter, rollouts since step 2); too few tokens"
-    assert parity_lines(waits) == [told]
-    problem = {"what": "all: too far apart", "remedy": "look"}
-    head, *_, few, last = parity_lines(waits | {"problems": [problem]})
-    assert head.startswith("step 3: engines and actor differ")
-    assert (few, last) == ("    too few tokens", "    all: too far apart; look")

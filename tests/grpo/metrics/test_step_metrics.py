@@ -189,23 +189,6 @@ def test_micro_batch_spike_is_shown_with_its_samples():
     assert [index for index, sample in enumerate(single) if abs(sample.details["micro_batch_loss"]) == 30] == [7]
 
 
-def test_a_step_without_training_has_the_metrics_of_its_samples():
-    """The first steps under --freezing_actor_steps train nothing."""
-    single = [make_batch(index, sample) for index, sample in enumerate(draw_samples(1))]
-    status: dict = {}
-    step_metrics.add_step_metrics(status, single, single, None)
-    assert "advantage_mean" in status and "entropy" not in status
-
-
-def test_ranks_are_merged():
-    of_ranks = [
-        {"device_memory": memory, "metric_errors": errors, "micro_batches": [memory]}
-        for memory, errors in ((5.0, 0.0), (9.0, 1.0), (7.0, 1.0))
-    ]
-    status = step_metrics.merge(of_ranks)
-    assert (status["device_memory"], status["metric_errors"], status["micro_batches"]) == (9, 2, [5, 9, 7])
-
-
 def test_failing_metric_is_counted_and_others_stay(caplog):
     single = [make_batch(index, sample) for index, sample in enumerate(draw_samples(2))]
     for one in single:
@@ -215,14 +198,6 @@ def test_failing_metric_is_counted_and_others_stay(caplog):
         step_metrics.add_step_metrics(status, single, single, None)
     assert status["metric_errors"] >= 1 and "advantage_mean" in status and status["grad_norm"] == 1
     assert "missing" in caplog.text
-
-
-def test_unrecordable_micro_batch_does_not_end_the_run():
-    engine = SimpleNamespace(global_steps=0, module=nn.Linear(1, 1))
-    metrics = token_recorder.ActorMetrics(make_arguments(True), engine)
-    metrics.note(None, None, None, None)
-    noted = metrics.pop()
-    assert noted["metric_errors"] == 1 and noted["micro_batches"] == []
 
 
 def test_clip_ratio_of_gspo_counts_samples():

@@ -39,13 +39,3 @@ def test_the_learning_rate_is_the_mean_of_those_applied():
             metrics.note_update()
         assert metrics.pop()["actor_lr"] == (5e-4 if len(rates) == 3 else 4e-3)
     assert "actor_lr" not in metrics.pop()
-
-
-def test_the_engines_memory_is_that_of_the_last_sync():
-    metrics = token_recorder.ActorMetrics(None, make_engine([]))
-    assert "engine_memory" not in metrics.pop(), "before the first sync, and on the other ranks"
-    metrics.note_engines(None)
-    assert "engine_memory" not in metrics.pop()
-    for memory in (5, 3):
-        metrics.note_engines(memory)
-    assert metrics.pop()["engine_memory"] == 3

@@ -1,7 +1,6 @@
 import asyncio
 import json
 import math
-import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,6 @@ from vllm.sampling_params import SamplingType
 from eval.engine import Sample as EvalSample
 from eval.problems import Chat
 from grpo.environments.settings import AGENT
-from grpo.rollout import thinking
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.stage import Stage, for_sample
 from grpo.rollout.thinking import Budget, delimiter
@@ -50,7 +48,6 @@ def sample(tokenizer):
 
 
 FINAL = "<|channel|>analysis<|message|>7<|end|><|start|>assistant<|channel|>final<|message|>"
-FORCED = "<|end|><|start|>assistant<|channel|>final<|message|>"
 PROBLEMS = {"<a>": {"id": "a", "datasource": "sums"}, "<b>": {"id": "b", "datasource": "sums"}}
 LABEL = '{"answer": "7", "split": "eval"}'
 SEEDS = {"<a>": 100, "<b>": 200}
@@ -58,16 +55,6 @@ SEEDS = {"<a>": 100, "<b>": 200}
 
 def describe(samples, tokenizer):
     return evaluation.describe(samples, tokenizer, PROBLEMS, SEEDS.__getitem__)
-
-
-def test_records_have_the_problems_the_samples_and_the_grades(sample, tokenizer):
-    samples = [sample("<b>", 0.0, correct=1.0), sample("<b>", 0.0, correct=0.0), sample("<a>", 0.0, correct=1.0)]
-    records = describe(samples, tokenizer)
-    assert [(record["id"], record["sample"], record["seed"], record["correct"]) for record in records] == [
-        ("b", 0, 200, 1.0), ("b", 1, 201, 0.0), ("a", 0, 100, 1.0),
-    ]  # fmt: skip
-    assert {record["response"] for record in records} == {FINAL + "\\boxed{7}<|return|>"}
-    assert {record["prompt"] for record in records} == {"<a>", "<b>"}
 
 
 @pytest.mark.parametrize(
@@ -102,11 +89,6 @@ def test_the_grade_is_the_reward_functions(sample, tokenizer):
     assert "answered" not in record
 
 
-def test_score_is_used_if_correctness_is_missing(sample, tokenizer):
-    [record] = describe([sample("<a>", 1.0)], tokenizer)
-    assert record["correct"] == 1.0
-
-
 def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, monkeypatch, caplog):
     def raise_fault(response, gold, prompt):
         raise AttributeError("a fault of the grader")
@@ -116,21 +98,6 @@ def test_text_that_breaks_the_grader_does_not_end_the_run(sample, tokenizer, mon
     assert record["answer"] is None and "a fault of the grader" in record["reason"]
     assert records.summarize([record])["ungraded"] == 1
     assert any("sample 0 of a " in message for message in caplog.messages)
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_problems_are_found_by_the_prompts_that_the_engines_get(tmp_path, named):
-    rows = [{"prompt": name, "label": "7", **({"id": name} if named else {})} for name in "abc"]
-    (tmp_path / "eval.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    args = SimpleNamespace(eval_dataset=str(tmp_path / "eval.jsonl"))
-    held_out = [(["sums"], [f"<{name}>"], ["7"]) for name in "ab"]  # cut by --max_samples
-    found = evaluation.Evaluation(args, None, held_out, None, None)._problems
-    problems = found()
-    assert list(problems) == ["<a>", "<b>"]
-    assert {problem["datasource"] for problem in problems.values()} == {"sums"}
-    ids = [problem["id"] for problem in problems.values()]
-    assert ids == ["a", "b"] if named else len(set(ids)) == 2
-    assert problems == found()
 
 
 @pytest.mark.parametrize(
@@ -246,17 +213,3 @@ def compute_wilson_interval() -> tuple[float, float]:
 )
 def test_what_a_run_measures(reward, agent, expected):
     assert eval_metric.choose_eval_metric(SimpleNamespace(remote_rm_url=reward, agent_func_path=agent)) == expected
-
-
-@pytest.mark.parametrize(("reward", "expected"), [("OUR_REWARD", "exact_match"), ("USER_REWARD", "score")])
-def test_a_thinking_budget_changes_nothing_of_what_a_run_measures(monkeypatch, reward: str, expected: str) -> None:
-    """OpenRLHF replaces the reward of a run with an executor by "agent", which is then split into a list."""
-    monkeypatch.setattr("os.environ", dict(os.environ))
-    args = SimpleNamespace(
-        thinking_budget=8, answer_budget=8, thinking_delimiter="harmony", agent_func_path=None,
-        remote_rm_url=str(getattr(eval_metric, reward)),
-    )  # fmt: skip
-    thinking.pass_to_engines(args)
-    assert args.agent_func_path
-    args.remote_rm_url = ["agent"]
-    assert eval_metric.choose_eval_metric(args) == expected

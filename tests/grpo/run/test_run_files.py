@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from grpo.run.run_files import RunFiles, read_attempts
+from grpo.run.run_files import RunFiles
 from grpo.stack.problem import UserError
 
 
@@ -28,17 +28,6 @@ def test_an_invalid_configuration_names_its_file(tmp_path, text):
     with pytest.raises(UserError, match=r"config\.json"):
         RunFiles(tmp_path).read_config()
     assert RunFiles(tmp_path).metrics == tmp_path / "metrics.jsonl"
-
-
-def test_an_end_whose_cause_names_a_file_in_another_encoding_is_read_back(tmp_path):
-    RunFiles(tmp_path).note_end(1, cause="cannot read a\udce9.json")
-    assert [end["cause"] for end in read_attempts(RunFiles(tmp_path).ends)] == ["cannot read a?.json"]
-
-
-def test_a_lock_that_cannot_be_opened_is_named(tmp_path):
-    (tmp_path / ".lock").mkdir()
-    with pytest.raises(UserError, match=r"\.lock"):
-        RunFiles(tmp_path).hold()
 
 
 def test_sample_files_are_in_the_order_of_their_steps(tmp_path):

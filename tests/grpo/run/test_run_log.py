@@ -1,6 +1,5 @@
 import json
 import math
-import threading
 import time
 from argparse import Namespace
 from contextlib import nullcontext
@@ -8,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from grpo.checkpoint.trainer_state import collect_controller_state
-from grpo.run import run_log, sample_records
+from grpo.run import run_log
 from grpo.run.run_files import SPACE, LostWrites, RunFiles
 from grpo.run.trackers import Trackers
 from grpo.stack import json_files
@@ -48,23 +47,6 @@ def test_a_step_has_its_phases_and_its_finite_numbers(tmp_path, caplog):
     assert first["host_memory"] > 0 and first["disk_free"] > 0
     assert 0.04 <= first["seconds"]["train"] <= first["seconds"]["total"]
     assert "train" not in second["seconds"]
-
-
-def test_what_another_thread_does_meanwhile_is_timed_and_is_not_what_the_run_does(tmp_path):
-    log = run_log.RunLog(str(tmp_path))
-
-    def sample():
-        with log.phase("generate"):
-            time.sleep(0.02)
-
-    with log.phase("train"):
-        beside = threading.Thread(target=sample)
-        beside.start()
-        beside.join()
-        assert json.loads(RunFiles(tmp_path).phase.read_text())["phase"] == "train"
-    log.write_step(1, {})
-    [row] = read(tmp_path / "metrics.jsonl")
-    assert row["seconds"]["generate"] >= 0.02 and row["lost_writes"] == 0
 
 
 def test_rolling_metrics_continue_after_a_resume(tmp_path):
@@ -129,14 +111,6 @@ def test_trackers_get_the_line_of_a_step(tmp_path):
     assert evaluation == {"eval/exact_match": 0.25, "eval/by_source/AIME/exact_match": 0.25}
 
 
-def test_metrics_can_be_placed_elsewhere(tmp_path):
-    log = run_log.RunLog(str(tmp_path / "run"), str(tmp_path / "metrics"))
-    log.write_eval(0, {"exact_match": 0.1})
-    log.write_samples("step_1", [{"prompt": "π", "reward": math.inf}])
-    assert read(tmp_path / "metrics" / "eval.jsonl")[0]["exact_match"] == 0.1
-    assert read(tmp_path / "metrics" / "samples" / "step_1.jsonl") == [{"prompt": "π", "reward": None}]
-
-
 def test_a_full_disk_is_counted_and_does_not_end_the_run(tmp_path):
     log = run_log.RunLog(str(tmp_path))
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
@@ -161,11 +135,3 @@ def test_a_lost_write_counts_until_its_step_is_run_again(tmp_path, step, kept):
     assert RunFiles(tmp_path).lost_writes.stat().st_size == SPACE, "it was written in place"
     LostWrites(RunFiles(tmp_path).lost_writes).begin(step)
     assert LostWrites(RunFiles(tmp_path).lost_writes).count == kept
-
-
-def test_the_records_of_a_step_have_the_ids_of_the_data_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sample_records, "describe_samples", lambda samples, tokenizer, limit, problems: [problems["<p>"]]
-    )
-    open_log(tmp_path, 0).write_rollouts(1, [], None)
-    assert read(tmp_path / "samples" / "step_1.jsonl") == [{"id": "first", "datasource": "sums"}]

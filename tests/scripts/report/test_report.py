@@ -12,7 +12,6 @@ from PIL import Image
 
 from grpo.diagnosis.diagnose import diagnose
 from scripts.report.__main__ import main, read_runs, render
-from scripts.report.rollouts import list_extremes
 from tests.scripts.report.conftest import make_eval_line, make_sample, write_lines
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\"&"
@@ -70,11 +69,6 @@ def test_several_runs_are_compared(make_run, tmp_path):
     assert main([str(tmp_path)]) == 2, "no run"
 
 
-def test_runs_of_one_name_are_told_apart(make_run):
-    first, second = make_run("x/run"), make_run("y/run")
-    assert [run.name for run in read_runs([first, second])] == ["x/run", "y/run"]
-
-
 def test_contents_of_files_never_become_markup_and_the_page_needs_no_network(make_run):
     folder = make_run("x & <b>")
     plain = Page(show(folder))
@@ -107,18 +101,6 @@ def test_a_run_with_hardly_anything_has_a_page(make_run, lines):
     folder = make_run(evals=False)
     (folder / "metrics.jsonl").write_text(lines)
     assert "Rollouts" in Page(show(folder)).text
-
-
-def test_the_extremes_of_a_step_are_chosen_once_each():
-    rows = [make_sample(number, float(number % 2), number / 10) for number in range(8)]
-    rows[2] |= {"answered": 0.0, "extremes": ["largest loss"]}
-    chosen = {row["id"]: why for row, why in list_extremes(rows)}
-    assert chosen == {
-        "problem-1": "lowest reward of the right ones",
-        "problem-2": "no answer, largest loss",
-        "problem-6": "highest reward of the wrong ones",
-        "problem-7": "longest",
-    }
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser on this machine: apt-get install chromium")

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import CONFIG, WEIGHTS
 from grpo.flags.parser import Asked
-from grpo.launch import preflight, resume, run_dir
+from grpo.launch import resume, run_dir
 from grpo.launch.checks import model as checks
 from grpo.launch.judge import RunJudge
-from grpo.launch.plan import describe, make_plan
+from grpo.launch.plan import make_plan
 from grpo.model import model_files
 from grpo.stack.problem import UserError
 
@@ -79,31 +79,6 @@ def test_what_cannot_be_continued_is_refused_by_name(setting, adapter: Path, dam
     problems = setting.find_problems()
     assert problems and all(problem.startswith("--adapter") for problem in problems)
     assert any(names in problem for problem in problems), problems
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"lora_rank": 8}, "has --lora_rank 4 and not 8"),
-        ({"target_modules": ["q_proj"]}, "set --target_modules q_proj k_proj v_proj o_proj"),
-        ({"pretrain": "openai/gpt-oss-20b"}, "targets in the base"),
-        ({"adapter": "/none"}, "does not exist"),
-        ({}, None),
-    ],
-)
-def test_a_plan_without_the_models_files_looks_at_the_adapter(setting, adapter: Path, changes, what) -> None:
-    """Of a released model, its shapes are known; of the folder of another, nothing is."""
-    model = changes.get("pretrain", setting.folder / "elsewhere")
-    found = preflight.problems_anywhere(setting.make_config(**changes | {"pretrain": model, "engine_model": model}))
-    said = [str(problem) for problem in found if problem.what.startswith("--adapter")]
-    assert any(what in problem for problem in said) if what else not said
-
-
-def test_the_plan_counts_the_copy_on_disk(setting, adapter: Path) -> None:
-    config = setting.make_config()
-    alone = make_plan(setting.make_config(adapter=None))
-    assert make_plan(config).disk_bytes - alone.disk_bytes == (adapter / WEIGHTS).stat().st_size > 0
-    assert "copy of --adapter" in "\n".join(describe(make_plan(config), config))
 
 
 def test_an_adapter_in_place_of_the_model_is_refused_with_the_two_settings(setting, adapter: Path) -> None:

@@ -14,7 +14,6 @@ from data.sources import is_gold
 from grpo.launch import rendering
 from grpo.launch.checks.data import check_batches, read_records
 from grpo.launch.rendering import Rendered
-from grpo.rollout.harmony import renderer
 from grpo.stack.checkout import CHECKOUT
 from grpo.stack.problem import Problem, UserError
 from scripts.tiny_model.tokenizer import write_tokenizer
@@ -139,17 +138,6 @@ def test_prompts_that_would_be_cut_are_refused(setting, monkeypatch: pytest.Monk
     monkeypatch.setattr(rendering, "render", lambda *_: rendered)
     [problem] = setting.find_problems()
     assert problem.startswith("EVAL_DATA: 2 of 5") and "line 2" in problem and "--prompt_max_len to 90" in problem
-
-
-def test_prompts_are_rendered_as_in_training(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    write_tokenizer(tmp_path)
-    prompts = ["What is 3 plus 4?", "a", [{"role": "user", "content": "a"}]]
-    rendered = RENDER(str(tmp_path), prompts, {"reasoning_effort": "high"})
-    assert "Reasoning: high" in rendered[0].text and rendered[1] == rendered[2]
-    encode = renderer(AutoTokenizer.from_pretrained(tmp_path), {"reasoning_effort": "high"})
-    assert [each.tokens for each in rendered] == [len(encode(prompt)) for prompt in prompts]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What is refused because a GPU cannot hold it, and whether the remedy helps."""
 
-import re
-
 import pytest
 
 from grpo.launch import gpu_memory
@@ -135,12 +133,3 @@ def test_the_longest_sequence_of_one_gpu_is_accepted_and_a_longer_one_is_not(con
     assert list_refusals(configure_box("1", limit, model=model, gpu_gb=gpu_gb, **more)) == []
     [problem] = list_refusals(configure_box("1", limit + 64, model=model, gpu_gb=gpu_gb, **more))
     assert f"to {limit:,}" in problem or "--vllm_enable_sleep" in problem
-
-
-@pytest.mark.parametrize("share", [0.3, 0.85])
-def test_a_share_of_ones_own_that_does_not_fit_is_refused_with_the_one_that_does(configure_box, share):
-    config = configure_box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=share)
-    [problem] = list_refusals(config)
-    assert f"--vllm_gpu_memory_utilization is {share:g}" in problem
-    fitting = float(re.search(r"--vllm_gpu_memory_utilization ([\d.]+), or unset it", problem)[1])
-    assert list_refusals(configure_box("1", model=SMALL, gpu_gb=24, vllm_gpu_memory_utilization=fitting)) == []

@@ -6,7 +6,6 @@ import os
 import pytest
 
 from grpo.launch.checks import reward
-from reward.reward_func import reward_func as our_reward_func
 from tests.supervised import is_alive, wait_until
 
 
@@ -117,12 +116,3 @@ def test_an_endless_loop_ends_at_the_deadline_with_what_it_started(tmp_path):
     result = reward.try_file(path, {"query": "", "prompt": "", "label": ""}, deadline=5.0)
     assert "did not return" in result["error"]
     wait_until(lambda: not is_alive(int(child.read_text())), "what it started lives")
-
-
-def test_our_own_reward_pays_for_the_answer_with_which_a_function_is_tried():
-    label = json.dumps({"answer": "42", "split": "train"})
-    sample = reward.make_sample("6 * 7?", label)
-    assert [our_reward_func([sample[name]], [sample["prompt"]], [label])["scores"] for name in ("query", "wrong")] == [
-        1.0,
-        0.0,
-    ]

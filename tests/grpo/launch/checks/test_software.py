@@ -55,22 +55,3 @@ def test_a_node_equals_itself_and_every_difference_is_named(tmp_path: Path) -> N
     for name in home:
         [problem] = software.compare("10.0.0.2", home, {**home, name: "other"})
         assert name in problem.what and "node 10.0.0.2" in problem.what and problem.remedy
-
-
-def test_a_digest_changes_with_content_place_and_size_of_what_is_large(tmp_path: Path, monkeypatch) -> None:
-    folder, copy = tmp_path / "a", tmp_path / "b"
-    (folder / "inner").mkdir(parents=True)
-    (folder / "inner" / "x.py").write_text("1")
-    first = software.digest(folder, "*.py")
-    (folder / "inner" / "x.pyc").write_text("compiled")
-    assert software.digest(folder, "*.py") == first
-    shutil.copytree(folder, copy)
-    assert software.digest(copy) == software.digest(folder)
-    (copy / "inner" / "x.py").rename(copy / "inner" / "y.py")
-    assert software.digest(copy, "*.py") not in (first, None)
-    monkeypatch.setattr(software, "LARGE", 4)
-    digests = []
-    for content in (b"12345", b"54321", b"123456"):
-        (folder / "w.safetensors").write_bytes(content)
-        digests.append(software.digest(folder))
-    assert digests[0] == digests[1] != digests[2], "of what is too large to read, the size"

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,6 @@ def find(tmp_path: Path, error: DriverError | None = None, **known: Any) -> Prob
 def test_the_first_cause_is_found(tmp_path: Path, error: DriverError, code: int, what: str, remedy: str) -> None:
     found = find(tmp_path, error, code=code)
     assert found and found.what == what and remedy in found.remedy and bool(remedy) == bool(found.remedy)
-
-
-def test_only_the_log_knows_of_a_driver_that_kept_no_error(tmp_path: Path) -> None:
-    assert find(tmp_path, code=3) is None
 
 
 @pytest.mark.parametrize(
@@ -106,25 +101,6 @@ def test_an_engine_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyt
     assert found.what == "an engine did not start: RuntimeError: port 7 is a name already: start again"
 
 
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system without a free byte."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False).returncode:
-        pytest.skip("needs the right to mount")
-    (folder / "fill").write_bytes(b"0" * 2**20)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_is_told_even_if_nobody_could_write_so(tmp_path: Path, full_disk: Path) -> None:
-    error = DriverError("ActorDiedError", "an engine died")
-    found = find(tmp_path, error, folders={"the logs": tmp_path, "checkpoints": full_disk})
-    assert found and found.what == f"the disk of checkpoints is full: {full_disk}" and "--ckpt_path" in found.remedy
-    assert "disk of checkpoints is full" in str(found)
-
-
 def test_the_driver_keeps_the_exception_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_API_KEY", "a-secret-value")
     first = UserError("the adapter a-secret-value is not finite", "lower --actor_learning_rate")
@@ -146,12 +122,3 @@ def test_what_ends_a_process_is_kept_for_the_launcher(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
     assert "ValueError: the reason" in done.stderr
     assert driver_error.read(tmp_path) == DriverError("ValueError", "ValueError: the reason")
-
-
-def test_the_tail_of_a_log_is_readable(tmp_path: Path) -> None:
-    log = tmp_path / "driver.log"
-    log.write_text(
-        "first\n\x1b[36m(actor)\x1b[0m loading\n\nstep:  50%|#| 1/2\rstep: 100%|#| 2/2\nValueError: reason\n"
-    )
-    assert driver_error.tail(log, 2) == ["(actor) loading", "ValueError: reason"]
-    assert driver_error.tail(tmp_path / "absent.log", 2) == []
