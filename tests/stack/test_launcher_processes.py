@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import uuid
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,8 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.launch.config import Config
-from grpo.launch.supervise import joined_cluster, processes, ray_head
+from grpo.launch.supervise import processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
@@ -182,27 +180,3 @@ def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str, named:
     if which != "engine":
         assert "failed       Ray" in output
     assert_nothing_left(driver)
-
-
-def test_a_cluster_of_this_machine_may_be_joined(foreign_cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", foreign_cluster.address)
-    shape = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
-    folders = dict.fromkeys(("ckpt_path", "metrics_dir", "pretrain", "engine_model"), str(tmp_path))
-    args = Namespace(**shape, **folders, agent_func_path=None, colocate_all_models=False)
-    verdict = joined_cluster.look(Config(args, {}, []), tmp_path)
-    assert verdict.problems == []
-    [warning] = verdict.warnings
-    assert "is open" in warning
-
-
-def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign_cluster: Cluster) -> None:
-    run = start(tmp_path, "wait", RAY_ADDRESS=foreign_cluster.address)
-    driver = run.wait_for_driver()
-    os.killpg(run.launcher.pid, signal.SIGINT)
-    output = run.finish()
-    assert run.launcher.returncode == 130
-    assert "starting Ray" not in output
-    # Detached processes with an empty environment belong to the other cluster's tree: only these are out of reach.
-    assert not processes.find_marked(driver["run"])
-    for pid in filter(is_alive, driver["pids"]):
-        os.kill(pid, signal.SIGKILL)
