@@ -13,9 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from eval.engine import LoopedLLM
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
-from grpo.rollout.engine import ids_only
 from grpo.rollout.thinking import Budget
-from tests.grpo.environments.scripted import make_params
 from tests.grpo.rollout.replayed_engine import (
     CONTEXT,
     HARMONY,
@@ -104,25 +102,17 @@ def test_concurrent_samples_equal_training_rollouts(pairs, thinking, answer, see
     assert offline.calls == calls and not offline.running, "a call that was given up is still there"
 
 
-STREAMS = {number: encode_text("7" * (number % 5 + 1) + "<|return|>") for number in range(12)}
-
-
-def make_ids_params(seed: int, most: int = 40) -> SamplingParams:
-    return ids_only(make_params(max_tokens=most, seed=seed))
-
-
 def test_an_engine_that_fails_ends_every_call_with_its_error():
     class Broken(LLMEngine):
         def step(self):
             raise RuntimeError("out of memory")
 
     async def generate_both() -> list:
-        looped = LoopedLLM(Broken(STREAMS))
+        looped = LoopedLLM(Broken(dict.fromkeys(range(2), encode_text("7<|return|>"))))
 
         async def generate_one(number: int) -> None:
-            async for _ in looped.generate(
-                {"prompt_token_ids": PROMPT}, make_ids_params(number), request_id=str(number)
-            ):
+            params = SamplingParams(max_tokens=40, seed=number)
+            async for _ in looped.generate({"prompt_token_ids": PROMPT}, params, request_id=str(number)):
                 raise AssertionError("it has no output")
 
         return await asyncio.gather(generate_one(0), generate_one(1), return_exceptions=True)

@@ -75,6 +75,12 @@ def test_folder_without_samples_accepts_a_new_configuration(tmp_path, problems):
     assert write_result(tmp_path)["samples"] == 6 and read_config(tmp_path)["identity"]["temperature"] == 0.6
 
 
+def test_a_config_of_other_types_is_rejected(tmp_path, problems):
+    (tmp_path / "config.json").write_text('{"problems": [], "n": 1, "k": [1], "identity": []}')
+    with pytest.raises(UserError, match=str(tmp_path)):
+        read_config(tmp_path)
+
+
 def test_unrelated_folder_is_rejected(tmp_path, problems):
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(UserError, match=str(tmp_path)):

@@ -1,4 +1,7 @@
-"""Environments of the verifiers package, if it is installed, as in a stage of scripts/test.sh."""
+"""Environments of the verifiers package, if it is installed, as in a stage of scripts/test.sh.
+
+Wordle comes with the package. Its word list is data of NLTK, which is not installed; a short one stands in.
+"""
 
 import asyncio
 import functools
@@ -26,6 +29,7 @@ from tests.grpo.rollout.tokenizer import TOKENIZER
 pytestmark = pytest.mark.timeout(600)  # importing the package takes minutes beside the real stack
 needs_package = pytest.mark.skipif(not importlib.util.find_spec("verifiers"), reason="verifiers is not installed")
 
+WORDS = ("apple", "table", "river", "house", "stone")
 
 ADDING = """
 import time
@@ -81,6 +85,34 @@ def adding_environment(tmp_path, monkeypatch):
     sys.modules.pop("adding_up")
 
 
+@pytest.fixture(scope="module")
+def wordle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nltk")
+    (folder / "corpora/words").mkdir(parents=True)
+    tagger = folder / "taggers/averaged_perceptron_tagger_eng"
+    tagger.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (folder / "corpora/words" / name).write_text("\n".join(WORDS))
+    for part, value in (("weights", {}), ("tagdict", dict.fromkeys(WORDS, "NN")), ("classes", ["NN"])):
+        (tagger / f"averaged_perceptron_tagger_eng.{part}.json").write_text(json.dumps(value))
+    import nltk
+
+    nltk.data.path.insert(0, str(folder))
+    file = folder / "wordle.py"
+    file.write_text(
+        "import verifiers as vf\n"
+        "from grpo.environments.verifiers_environment import adapt_environment\n"
+        "parser = vf.XMLParser(fields=['guess'], answer_field='guess')\n"
+        "def won(completion, answer):\n"
+        "    return float(parser.parse_answer(completion) == f'[{answer}]')\n"
+        "rubric = vf.Rubric(funcs=[won], parser=parser)\n"
+        "Environment = adapt_environment(vf.TextArenaEnv(\n"
+        "    'Wordle-v0', num_train_examples=4, num_eval_examples=2, parser=parser, rubric=rubric))\n"
+    )
+    yield file
+    nltk.data.path.remove(str(folder))
+
+
 def make_label(kind, number=0):
     from grpo.environments.verifiers_environment import rows
 
@@ -110,6 +142,25 @@ def test_the_remedy_names_a_file_that_pins_the_package(monkeypatch):
         load("verifiers:wordle")
     file = raised.value.problem.remedy.split()[-1]
     assert "\nverifiers==" in (CHECKOUT / file).read_text()
+
+
+@needs_package
+def test_a_game_that_the_package_ships_is_trained_on_its_sampled_tokens(wordle):
+    kind = load(str(wordle))
+    answer = json.loads(make_label(kind))["answer"]
+    wrong = next(word for word in WORDS if word != answer)
+    script = [make_answer(f"<guess>[{word}]</guess>") for word in (wrong, answer)]
+    outcome, response, engine = roll_out_script(kind, script)
+    assert outcome.ending == "done" and outcome.turns == 2
+    assert response["reward"] == response["scores"] == response["extra_logs"]["rubric.won"] == 1.0
+    assert response["extra_logs"]["rubric.num_turns"] == 2 and response["extra_logs"]["token_mismatch"] == 0
+    (_, first), (prompt, second) = engine.calls
+    rows = [*response["branches"], response]
+    sampled = [row["observation_tokens"][start:end] for row in rows for start, end in row["action_ranges"]]
+    assert sampled == [first, second]
+    assert response["observation_tokens"] == prompt + second
+    text = TOKENIZER.decode(prompt)
+    assert "A secret 5-letter word has been chosen" in text and " ".join(wrong.upper()) in text
 
 
 @needs_package

@@ -36,13 +36,13 @@ os._exit(0)
 """
 
 
-def meet(folder: Path, methods: str, port: int, ranks: int = 2, *more: str) -> list[subprocess.CompletedProcess[str]]:
+def meet(folder: Path, methods: str, port: int, ranks: int = 2) -> list[subprocess.CompletedProcess[str]]:
     """Start ranks that meet by methods of torch's in our folder, and return how they ended."""
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
     variables |= rendezvous.variables(folder)
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, methods, str(rank), str(ranks), *more],
+            [sys.executable, "-c", RANK, methods, str(rank), str(ranks)],
             env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

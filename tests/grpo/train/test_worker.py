@@ -1,4 +1,4 @@
-"""A rank's update: every split of a batch gives the same gradient; its passes, its optimizer and its sync."""
+"""A rank's update: every split of a batch gives the same gradient, and its passes."""
 
 import itertools
 from types import SimpleNamespace
