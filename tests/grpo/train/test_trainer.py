@@ -73,7 +73,8 @@ def make_stub_trainer(monkeypatch, tmp_path: Path):
 
         def run_on_ranks(method: str, **given):
             calls.append((method, given))
-            return [{}] if method == "states" else [{"grad_norms": [0.1]}]
+            status = {"grad_norms": [0.1], "micro_batches": [], "device_memory": 0.0, "metric_errors": 0.0}
+            return [{}] if method == "states" else [status]
 
         trainer.actors = SimpleNamespace(async_run_method=run_on_ranks, async_run_method_batch=lambda *_, **__: [])
         trainer.engines, trainer.problems, trainer.held_out = [ENGINE], Loader(), Loader()[:1]
