@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data import synthetic
-from data.problems import Problem, assign_splits, choose_balanced, choose_math, is_in_aime_eval
+from data.problems import Problem, assign_splits, choose_balanced, is_in_aime_eval
 from tests.data.conftest import PAPERS
 
 SUBJECTS = [f"subject {i}" for i in range(7)]
@@ -68,15 +68,6 @@ def test_a_larger_choice_contains_the_smaller(a: int, b: int) -> None:
     scarce = [one for one in make_math_problems(10) if one.subject != SUBJECTS[0] or one.text.endswith("0")]
     chosen = choose_balanced(scarce, 45)  # others fill up where a subject runs out
     assert len(chosen) == 45 and Counter(one.subject for one in chosen)[SUBJECTS[0]] == 2
-
-
-def test_levels_4_and_5_of_math_and_the_count() -> None:
-    problems = make_math_problems(5, (0, 1, 2, 3, 4, 5)) + make_aime_problems()
-    chosen, left_out = choose_math(problems, 45, (4, 5))
-    assert Counter(one.datasource for one in chosen) == {"math": 45, "aime": 90}
-    assert {one.level for one in chosen} == {None, 4, 5}
-    assert list(left_out.values()) == [4 * 35, 70 - 45]
-    assert len(choose_math(problems, 1000, (4, 5))[0]) == 70 + 90
 
 
 def test_other_problems_are_split_by_a_balanced_fraction() -> None:

@@ -50,13 +50,6 @@ def test_interval_with_one_sample_per_problem_is_wilsons_with_students_t(correct
     assert estimators.interval(values) == pytest.approx(compute_wilson_interval(correct, 18, 2.109816), abs=1e-6)
 
 
-def test_more_samples_narrow_the_interval_only_if_they_differ():
-    alike = [1.0, 0.0] * 9
-    assert estimators.interval(alike, draws=16) == estimators.interval(alike, draws=1)
-    mixed = estimators.interval([0.5] * 18, draws=16)
-    assert mixed == pytest.approx(compute_wilson_interval(144, 288, 2.109816), abs=1e-6)
-
-
 def draw_skills(rng: np.random.Generator, a: float, b: float, shape: tuple[int, int]) -> np.ndarray:
     return rng.beta(a, b, shape)
 

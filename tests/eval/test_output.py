@@ -45,17 +45,6 @@ def test_interrupted_evaluation_continues_from_any_point(tmp_path_factory, data)
     assert write_result(folder)["samples"] == 6
 
 
-@pytest.mark.parametrize("lost", ["datasource", "label", "response"])
-def test_sample_that_lacks_a_part_is_drawn_again(tmp_path, problems, lost):
-    fill(open_output(tmp_path, problems))
-    first, *others = rows(tmp_path / SAMPLES)
-    del first[lost]
-    (tmp_path / SAMPLES).write_text("".join(json.dumps(row) + "\n" for row in [first, *others]))
-    with pytest.raises(UserError, match="5 of 6 samples"):
-        write_result(tmp_path)
-    assert len(open_output(tmp_path, problems).missing) == 1
-
-
 def test_existing_samples_are_reused_for_more_samples_or_problems(tmp_path, problems):
     fill(open_output(tmp_path, problems[:2], n=2))
     write_result(tmp_path)
@@ -100,13 +89,6 @@ def test_unrelated_folder_is_rejected(tmp_path, problems):
         read_config(tmp_path)
     with pytest.raises(UserError, match=r"thesis\.txt"):
         open_output(tmp_path / "thesis.txt", problems)
-
-
-@pytest.mark.parametrize("k", [0, 3])
-def test_a_k_that_the_samples_cannot_answer_is_refused(tmp_path, problems, k):
-    with pytest.raises(UserError, match=f"pass@{k}"):
-        open_output(tmp_path / "out", problems, n=2, ks=(1, k))
-    assert not (tmp_path / "out").exists()
 
 
 def test_two_evaluations_cannot_write_to_one_folder(tmp_path, problems):

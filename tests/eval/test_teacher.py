@@ -13,7 +13,7 @@ import pytest
 
 from eval import compare, teacher
 from reward.settings import KEY_VARIABLES, STAND_IN_VARIABLE
-from tests.reward.gemini_server import Answer, GeminiServer, error, says
+from tests.reward.gemini_server import GeminiServer, error, says
 
 ROOT = Path(teacher.__file__).parents[1]
 
@@ -59,32 +59,6 @@ def test_a_model_answers_and_is_graded(server, command, tmp_path, capsys, monkey
     assert compare.main([str(tmp_path / "out"), str(tmp_path / "out")]) == 0
     monkeypatch.delenv(STAND_IN_VARIABLE)
     assert teacher.main(command) == 2 and "export GEMINI_API_KEY" in capsys.readouterr().err
-
-
-@pytest.fixture
-def real_key(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A key, and no stand-in; the variables are as they were afterwards."""
-    monkeypatch.delenv(STAND_IN_VARIABLE, raising=False)
-    monkeypatch.setenv("GEMINI_API_KEY", "AIza-not-a-real-key")
-    monkeypatch.setenv("GRPO_JUDGE_BASE_URL", "")
-    monkeypatch.delenv("GRPO_JUDGE_BASE_URL")
-    yield
-
-
-def test_address_is_the_judges(server, real_key, command, tmp_path, monkeypatch, capsys):
-    assert (
-        teacher.main([*command, "--limit", "1", "--n", "1", "--judge-base-url", server.url]) == 0
-        and len(server.requests) == 1
-    )
-    assert f"requests go to {server.url}" in capsys.readouterr().err
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["identity"]["base_url"] == server.url
-
-
-def test_an_address_that_redirects_is_refused(real_key, command, monkeypatch, capsys):
-    with GeminiServer(lambda number, model: Answer(307, headers={"Location": "/"})) as captured:
-        assert teacher.main([*command, "--judge-base-url", captured.url]) == 2
-        assert len(captured.looked_up) == 1
-    assert "redirects (307)" in capsys.readouterr().err
 
 
 def test_an_answer_that_is_cut_is_no_whole_answer(server, command, tmp_path):

@@ -4,6 +4,7 @@ Other exit codes and signals take the same way; tests/grpo/launch/supervise/test
 test_one_gpu.py a SIGTERM to a whole run.
 """
 
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import time
 import uuid
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,14 +20,116 @@ from pathlib import Path
 import psutil
 import pytest
 
-from grpo.launch.config import Config
-from grpo.launch.supervise import joined_cluster, processes, ray_head
+from grpo.launch.supervise import processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
-from .launched_cluster import PROBE, Run, make_environment
-
 pytestmark = pytest.mark.timeout(400)
+ROOT = Path(__file__).parents[2]
+SMALL = "RayHead(num_gpus=2, num_cpus=6, object_store_bytes=100_000_000)"
+
+LAUNCHER = f"""
+import os, sys
+from pathlib import Path
+from grpo.launch.supervise.ray_head import RayHead
+from grpo.launch.supervise import processes
+from grpo.launch.supervise.supervisor import Job, supervise
+folder, *driver = sys.argv[1:]
+
+def main():
+    ray = None if "RAY_ADDRESS" in os.environ else {SMALL}
+    end = supervise(Job([sys.executable, *driver], Path(folder), ray, grace=5.0))
+    print("failed      ", end.cause and end.cause.what, flush=True)
+    return end.code
+
+sys.exit(processes.guard(main))
+"""
+
+# A stand-in for the trainer, with the same kinds of processes: a Ray actor on each GPU that starts a subprocess (as
+# vLLM's engine core is one), a detached one with an empty environment, and a shared-memory segment.
+DRIVER = """
+import json, os, subprocess, sys, time
+from multiprocessing import shared_memory
+from pathlib import Path
+import ray
+from grpo.launch.supervise import driver_error
+from grpo.stack.cluster import runtime_env
+driver_error.install()
+folder, how = sys.argv[1:]
+ray.init(runtime_env=runtime_env())
+
+@ray.remote(num_gpus=1, num_cpus=1)
+class LLMRayActor:
+    def start(self):
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        core = subprocess.Popen(sleep)
+        detached = subprocess.Popen(sleep, start_new_session=True, env={})
+        self.segment = shared_memory.SharedMemory(create=True, size=1000)
+        return [os.getpid(), core.pid, detached.pid], self.segment.name
+
+    def work(self):
+        time.sleep(600)
+
+engines = [LLMRayActor.remote() for _ in range(2)]
+started = ray.get([engine.start.remote() for engine in engines])
+pids = [os.getpid()] + [pid for pids, _ in started for pid in pids]
+names = [name for _, name in started]
+file = Path(folder) / "driver.json"
+file.with_suffix(".tmp").write_text(json.dumps(
+    {"pids": pids, "segments": names, "run": os.environ["GRPO_RUN_ID"], "temporary": os.environ["TMPDIR"]}))
+file.with_suffix(".tmp").rename(file)
+if how == "work":
+    ray.get([engine.work.remote() for engine in engines])
+# The launcher looks at most twice a second who owns new shared memory.
+time.sleep(600 if how == "wait" else 2)
+sys.exit(int(how))
+"""
+
+# Runs one task on a cluster.
+PROBE = """
+import ray
+ray.init()
+@ray.remote
+def add(a, b):
+    return a + b
+print("sum", ray.get(add.remote(20, 22)))
+"""
+
+
+def make_environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", **changes}
+
+
+class Run:
+    """A launcher in its own session."""
+
+    def __init__(self, folder: Path, how: str, **changes: str) -> None:
+        self.folder = folder
+        self.launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(folder), "-c", DRIVER, str(folder), how],
+            cwd=ROOT,
+            env=make_environment(**changes),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            # as in a terminal: a script's background jobs ignore Ctrl-C, and their children inherit that
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def wait_for_driver(self) -> dict:
+        file = self.folder / "driver.json"
+        wait_until(lambda: file.exists() or self.launcher.poll() is not None, "the driver did not start")
+        if not file.exists():
+            pytest.fail(f"the launcher ended early: {self.launcher.communicate()[0]}")
+        return json.loads(file.read_text())
+
+    def find_launcher(self) -> int:
+        [pid] = list_children(self.launcher.pid)
+        return pid
+
+    def finish(self) -> str:
+        return self.launcher.communicate(timeout=150)[0]
 
 
 @pytest.fixture
@@ -164,45 +266,16 @@ def test_ctrl_c_while_ray_starts(tmp_path: Path, start) -> None:
     assert not (tmp_path / "driver.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("which", "named"),
-    [("head", "Ray was killed"), ("raylet", "Ray "), ("gcs_server", "Ray "), ("engine", "an engine died")],
-)
-def test_a_process_is_killed_and_named(tmp_path: Path, start, which: str, named: str) -> None:
+@pytest.mark.parametrize(("which", "named"), [("head", "Ray was killed"), ("raylet", "Ray "), ("gcs_server", "Ray ")])
+def test_a_process_of_ray_is_killed_and_named(tmp_path: Path, start, which: str, named: str) -> None:
     run = start(tmp_path, "work")
     driver = run.wait_for_driver()
     time.sleep(1.0)
     [head] = [pid for pid in list_children(run.find_launcher()) if "--head" in read_command_line(pid)]
     daemons = {psutil.Process(pid).name(): pid for pid in list_children(head)}
-    os.kill({"head": head, "engine": driver["pids"][1], **daemons}[which], signal.SIGKILL)
+    os.kill({"head": head, **daemons}[which], signal.SIGKILL)
     output = run.finish()
     assert run.launcher.returncode == 1
     assert f"failed       {named}" in output, output
     assert which not in daemons or f"{which} [exit code=-9]" in output
-    if which != "engine":
-        assert "failed       Ray" in output
     assert_nothing_left(driver)
-
-
-def test_a_cluster_of_this_machine_may_be_joined(foreign_cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", foreign_cluster.address)
-    shape = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 1, "actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
-    folders = dict.fromkeys(("ckpt_path", "metrics_dir", "pretrain", "engine_model"), str(tmp_path))
-    args = Namespace(**shape, **folders, agent_func_path=None, colocate_all_models=False)
-    verdict = joined_cluster.look(Config(args, {}, []), tmp_path)
-    assert verdict.problems == []
-    [warning] = verdict.warnings
-    assert "is open" in warning
-
-
-def test_a_cluster_that_we_join_is_left_running(tmp_path: Path, start, foreign_cluster: Cluster) -> None:
-    run = start(tmp_path, "wait", RAY_ADDRESS=foreign_cluster.address)
-    driver = run.wait_for_driver()
-    os.killpg(run.launcher.pid, signal.SIGINT)
-    output = run.finish()
-    assert run.launcher.returncode == 130
-    assert "starting Ray" not in output
-    # Detached processes with an empty environment belong to the other cluster's tree: only these are out of reach.
-    assert not processes.find_marked(driver["run"])
-    for pid in filter(is_alive, driver["pids"]):
-        os.kill(pid, signal.SIGKILL)

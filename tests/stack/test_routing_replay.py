@@ -153,6 +153,7 @@ def test_answers_after_a_cut_thought(engine, reference, monkeypatch):
         monkeypatch.setenv(name, value)
     responses = engine.draw_responses(budget_executor.AgentExecutor(), min_tokens=1, max_tokens=120)
     assert any(response["extra_logs"]["thinking_truncated"] for response in responses)
+    assert engine.actor.get_num_unfinished_requests() == 0, "a call that was given up is still there"
     check(reference, responses)
 
 

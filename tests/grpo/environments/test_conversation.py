@@ -176,22 +176,6 @@ def test_a_fault_is_counted_and_costs_its_own_rollout_at_most(metric, number, mo
     assert metric == "tool_errors" or caplog.records
 
 
-def test_the_traceback_of_an_error_is_logged_once_and_each_error_has_a_line(caplog, monkeypatch):
-    monkeypatch.setattr(conversation, "logged_errors", set())
-
-    class Unlucky(Library):
-        def __init__(self, label):
-            super().__init__()
-            self.gold = int(label)
-
-    for label in ("x", "y", "x"):
-        asyncio.run(play(lambda: Unlucky(label), Spoken({"content": "x"}), LIMITS))  # noqa: B023
-    assert caplog.text.count("Traceback") == 1 and len(caplog.records) == 3
-    assert "self.gold = int" in caplog.text
-    asyncio.run(play(lambda: Unlucky(None), Spoken({}), LIMITS))  # another kind: a TypeError
-    assert caplog.text.count("Traceback") == 2
-
-
 def test_scores_of_any_number_type_become_floats():
     numpy = pytest.importorskip("numpy")
 

@@ -10,15 +10,11 @@ import pytest
 from grpo.environments.environment import Environment, SetupError, load
 from grpo.environments.settings import (
     AGENT,
-    EnvironmentSettings,
-    Member,
     Mixture,
-    RolloutLimits,
     environments_by_prompt,
 )
 from grpo.rollout.harmony import template_for
 from grpo.rollout.stage import Stage
-from grpo.stack.problem import UserError
 from grpo.train.rewards import complete
 from tests.grpo.environments.scripted import VARIABLES, ScriptedEngine, make_params
 from tests.grpo.rollout.test_agent import load_actor
@@ -154,24 +150,3 @@ def test_environments_are_loaded_by_name_or_file(tmp_path):
     for name, wrong in (("retrieve", "retrieve"), (str(tmp_path / "gone.py"), "gone.py")):
         with pytest.raises(SetupError, match=wrong):
             load(name)
-
-
-WRONG = {
-    "TURN_LIMIT": ("3", "0"),
-    "ROLLOUT_SECONDS": ("9", "x"),
-    "TOOL_SECONDS": ("0.5", "-1"),
-    "SCORE_SECONDS": ("4", "inf"),
-    "MAX_BRANCHES": ("0", "-1"),
-}
-
-
-def test_settings_come_from_variables():
-    environ = {"GRPO_ENVIRONMENT": "e"} | {f"GRPO_{name}": value for name, (value, _) in WRONG.items()}
-    mixture = Mixture([Member("e", "e", 1.0)])
-    settings = EnvironmentSettings(mixture, RolloutLimits(3, 9, 0.5, 4), 1)
-    assert EnvironmentSettings.from_variables(environ) == settings
-    for name, (_, wrong) in WRONG.items():
-        with pytest.raises(UserError, match=f"--{name.lower()}: .*{wrong}"):
-            EnvironmentSettings.from_variables(environ | {f"GRPO_{name}": wrong})
-    with pytest.raises(SetupError, match="ENVIRONMENT"):
-        EnvironmentSettings.from_variables({})

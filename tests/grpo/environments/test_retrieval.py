@@ -1,7 +1,6 @@
 """The retrieval environment: ranked search, pages, and queries that would hold up others."""
 
 import asyncio
-import sqlite3
 
 import pytest
 
@@ -129,10 +128,3 @@ def test_a_search_beyond_its_time_is_interrupted_and_a_read_goes_on():
         with pytest.raises(ToolError, match="words"):
             library.search("common filler", 3)
         assert library.read(1) is not None
-
-
-def test_another_error_of_the_database_is_no_fault_of_the_query():
-    library = Library(make_documents(1))
-    library._database.execute("DROP TABLE library")
-    with pytest.raises(sqlite3.OperationalError, match="table"):
-        library.search("common", 1)

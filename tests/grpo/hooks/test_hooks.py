@@ -61,23 +61,3 @@ def test_some_version_calls_every_hook():
         defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
         defined |= {node.targets[0].id for node in tree.body if isinstance(node, ast.Assign)}
         assert defined <= called[name], name
-
-
-@pytest.mark.parametrize("version", known_versions())
-def test_the_imports_of_a_file_are_in_one_patch(version):
-    importing = defaultdict(set)
-    for patch, file, line in _list_changes(version):
-        if line.startswith("+") and "grpo" in line and "import" in line:
-            importing[file].add(patch)
-            assert IMPORT.fullmatch(line), line
-    assert {name for names in importing.values() for name in names} == {"guard.patch", "hooks.patch"}
-
-
-@pytest.mark.parametrize("version", known_versions())
-def test_no_patch_rewrites_a_line_of_another(version):
-    added = defaultdict(set)
-    for patch, file, line in _list_changes(version):
-        if line.startswith("-"):
-            assert not added[file, line[1:]] - {patch}, f"{patch} rewrites {added[file, line[1:]]}: {line}"
-        elif line[1:].strip():
-            added[file, line[1:]].add(patch)

@@ -1,44 +1,22 @@
-"""Bugs of stock OpenRLHF that our patches fix: every check here fails on the pristine files and passes on ours."""
+"""Bugs and unused results of stock OpenRLHF: every check here fails on the pristine files and passes on ours."""
 
 import contextlib
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import ray
 import torch
+from torch import nn
 
 from grpo.flags.upstream import trainer_parser
 from grpo.hooks.flag_aliases import Arguments
-from grpo.model.loading import load_gpt_oss
-from grpo.stack import cluster
+from grpo.model import loading
 from scripts.checkpoint_writer import dequantize_checkpoint
 from tests.grpo.conftest import assert_fails_on_stock
 
 
 def test_flash_attn_is_not_needed(load):
     assert_fails_on_stock(load, lambda: load("models.ring_attn_utils"), ImportError)
-
-
-class Asked(Exception):
-    """Ray was asked for a place."""
-
-
-def test_a_rank_runs_on_the_launchers_node(load, monkeypatch):
-    monkeypatch.setattr(cluster, "list_nodes", lambda: [cluster.Node("a", 1), cluster.Node("b", 1)])
-    module, bundles = load("trainer.ray.launcher"), []
-
-    def make_group(asked, **_):
-        bundles.extend(asked)
-        raise Asked
-
-    def check():
-        monkeypatch.setattr(module, "placement_group", make_group)
-        with contextlib.suppress(Asked):
-            module.RayActorGroup(1, 1, MagicMock())
-        assert bundles == [{"GPU": 1, "CPU": 1, "node:a": 0.001}]
-
-    assert_fails_on_stock(load, check)
 
 
 def test_router_logits_are_off_without_a_balancing_loss(load, checkpoint, tmp_path):
@@ -50,18 +28,6 @@ def test_router_logits_are_off_without_a_balancing_loss(load, checkpoint, tmp_pa
         assert not actor.model.config.output_router_logits
 
     assert_fails_on_stock(load, check)
-
-
-def test_an_mxfp4_checkpoint_loads(load, checkpoint):
-    """With transformers 4, stock raises. With 5, its experts are random."""
-
-    def check():
-        model = load("models.actor").Actor(str(checkpoint), attn_implementation="eager").model
-        ids = torch.arange(2, 12).view(1, 10)
-        with torch.no_grad():
-            assert torch.equal(model(ids).logits, load_gpt_oss(checkpoint, "eager")(ids).logits)
-
-    assert_fails_on_stock(load, check, AttributeError, AssertionError)
 
 
 def test_saving_an_adapter_does_not_gather_the_model(load, peft_model, single_rank, tmp_path):
@@ -93,17 +59,8 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
         return SimpleNamespace(remote=lambda *_, **__: reference)
 
     done = []
-    words = ["--pretrain", "model", "--vllm_num_engines", "1", "--remote_rm_url", "reward.py"]
-    words += [
-        "--actor_num_gpus_per_node",
-        "1",
-        "--ref_num_gpus_per_node",
-        "1",
-        "--init_kl_coef",
-        "0",
-        "--lora_rank",
-        "2",
-    ]
+    words = ["--pretrain", "model", "--vllm_num_engines", "1", "--remote_rm_url", "reward.py", "--init_kl_coef", "0"]
+    words += ["--actor_num_gpus_per_node", "1", "--ref_num_gpus_per_node", "1", "--lora_rank", "2"]
     args = Arguments(**vars(trainer_parser().parse_args(words + ["--colocate_all_models"] * shared)))
     trainer = SimpleNamespace(get_max_steps=remote(lambda: 1), fit=remote(lambda: done.append("fit")))
     group = SimpleNamespace(
@@ -129,5 +86,58 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
         with contextlib.suppress(RuntimeError):
             module.train(args)
         assert waiting not in done
+
+    assert_fails_on_stock(load, check)
+
+
+class Watched(nn.Module):
+    """A model that remembers how many positions had logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        output = self.model(*args, **kwargs)
+        self.positions = output.logits.shape[1]
+        return output
+
+    def get_output_embeddings(self):
+        return self.model.get_output_embeddings()
+
+
+def make_actor(load, model):
+    actor = load("models.actor").Actor.__new__(load("models.actor").Actor)
+    nn.Module.__init__(actor)
+    actor.model, actor.packing_samples, actor.temperature, actor.allocated = model, False, 1.0, None
+    return actor
+
+
+def test_prompts_have_no_logits(load, checkpoint):
+    model = loading.load_gpt_oss(checkpoint).float().eval()
+    watched = Watched(model)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, 97, (2, 12), generator=generator)
+    attention = torch.ones_like(ids)
+    attention[0, :2], attention[1, -1] = 0, 0  # padded on both sides
+    actions = torch.zeros(2, 11, dtype=torch.bool)
+    actions[0, 7:], actions[1, 5:10] = True, True
+    actions[1, 6] = False  # not sampled, between sampled ones
+
+    log_probs, output = make_actor(load, watched).forward(
+        ids, actions, attention, return_output=True, return_entropy=load.stock
+    )
+
+    positions = (attention.cumsum(-1) - 1).masked_fill(attention == 0, 1)
+    with torch.no_grad():
+        full = model(ids, attention_mask=attention, position_ids=positions).logits
+    distribution = torch.distributions.Categorical(logits=full[:, :-1])
+    entropy = output.entropy if load.stock else output.scores.entropy[:, :-1]
+    assert log_probs.shape == entropy.shape == actions.shape
+    torch.testing.assert_close(log_probs, distribution.log_prob(ids[:, 1:]) * actions)
+    torch.testing.assert_close(entropy * actions, distribution.entropy() * actions)
+
+    def check():
+        assert watched.positions == 12 - 5  # the sixth token predicts the first sampled one
 
     assert_fails_on_stock(load, check)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
-from grpo.lora import adapter, router_capture
+from grpo.lora import router_capture
 from grpo.lora.adapter import ALL, NAMED, RECORDS
 from grpo.lora.router_capture import Recorder, choose
 
@@ -155,38 +155,6 @@ def test_calls_of_a_rollout_come_in_order_and_can_be_forgotten():
     runner.step(recorder, c=(4, [7], [5, 9]))
     [(_, routing)] = recorder.take("C")
     assert not any(routing[: 4 * LAYERS * CHOSEN])
-
-
-def test_named_requests_are_asked_for_until_they_are_taken():
-    runner = Runner(a=make_extra_args("A"), b=None)
-    recorder = Recorder(runner)
-
-    def is_asked(*requests, begun=()):
-        new = [SimpleNamespace(req_id=name, sampling_params=runner.requests[name].sampling_params) for name in begun]
-        fed = dict.fromkeys(requests, 1)
-        return recorder.is_asked(SimpleNamespace(scheduled_new_reqs=new, num_scheduled_tokens=fed))
-
-    assert is_asked("a", "b", begun=["a", "b"]) and not is_asked("b", begun=["b"])
-    runner.step(recorder, a=(0, [1, 2], [5]), b=(0, [3], [6]))
-    assert is_asked("a", "b") and not is_asked("b")
-    recorder.take("A")
-    assert not is_asked("a")
-
-
-@pytest.mark.parametrize(
-    ("flags", "records"),
-    [
-        ({}, NAMED),
-        ({"enforce_eager": False}, None),  # a captured pass cannot see whose it is
-        ({"parity_limit": 0.0}, None),
-        ({"routing_replay": True, "enforce_eager": False}, ALL),
-    ],
-)
-def test_engines_record_for_the_replay_or_for_the_parity_gate(flags, records):
-    args = {"routing_replay": False, "parity_limit": 0.05, "enforce_eager": True} | flags
-    args["actor_shard"] = "none"
-    config = adapter.engine_config(SimpleNamespace(lora_rank=8, lora_alpha=16, **args))
-    assert config == {"lora_rank": 8, "lora_scale": 2.0} | ({RECORDS: records} if records else {})
 
 
 def make_engine_config(records=ALL, use_v2_model_runner=False):

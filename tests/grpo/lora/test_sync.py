@@ -1,7 +1,4 @@
 import asyncio
-import os
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -11,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.lora import adapter
-from grpo.lora.sync import SharedMemory, SyncError, check_sync, load_into_engine
+from grpo.lora.sync import SyncError, check_sync, load_into_engine
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7)), min_size=1, max_size=6))
@@ -119,14 +116,3 @@ def test_the_engine_passes_bytes_on_and_drops_its_prefix_cache():
         assert asyncio.run(load_into_engine(engine, data, ["specs"]))[0]["checksum"] == zlib.crc32(data)
     with pytest.raises(SyncError, match="prefix cache"):
         asyncio.run(load_into_engine(Engine(False), data, ["specs"]))
-
-
-def test_shared_memory_is_visible_to_others_and_ends_with_its_owner():
-    memory = SharedMemory(4096)
-    memory.bytes[:5] = list(b"hello")
-    read = [sys.executable, "-c", "import sys; print(open(sys.argv[1], 'rb').read(5).decode())", memory.path]
-    assert subprocess.run(read, capture_output=True, text=True, check=True).stdout == "hello\n"
-    path = memory.path
-    del memory
-    with pytest.raises(FileNotFoundError):
-        os.stat(path)

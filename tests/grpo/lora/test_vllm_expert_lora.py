@@ -223,13 +223,6 @@ def test_a_recorded_pass_follows_the_adapter(layer, x):
         assert torch.equal(result, engine(x, logits)) and not torch.equal(result, before)
 
 
-def test_vllm_leaves_the_weights_as_loaded(layer):
-    [engine] = make_workers(layer.experts, 1, packed=False)
-    before = engine.w13_weight.clone()
-    engine.quant_method.process_weights_after_loading(engine)
-    assert torch.equal(engine.w13_weight, before)
-
-
 @pytest.mark.parametrize(
     ("method", "what"),
     [
@@ -241,10 +234,3 @@ def test_vllm_leaves_the_weights_as_loaded(layer):
 def test_a_build_that_cannot_take_the_adapter_is_refused_by_name(method, what):
     with pytest.raises(UserError, match=what):
         vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), configure())
-
-
-def test_an_engine_without_adapters_of_experts_stays_as_it_is():
-    method = SimpleNamespace()
-    config = SimpleNamespace(additional_config={"lora_rank": 8, "lora_scale": 2.0})
-    vllm_lora.attach_to_experts(SimpleNamespace(quant_method=method), config)
-    assert not vars(method)

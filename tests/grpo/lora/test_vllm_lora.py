@@ -1,10 +1,8 @@
 """The adapter's layers outside of vLLM; tests/stack/test_agreement.py runs it in engines, one of them compiled."""
 
 import os
-import shutil
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -15,7 +13,6 @@ from vllm.config import DeviceConfig, VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
-from benchmarks.kernels import relative
 from grpo.lora import adapter, vllm_lora
 
 from .recorded_pass import RecordedPass
@@ -23,7 +20,6 @@ from .workers_attention import (
     ADDITIONAL,
     SIZES,
     WorkersAttention,
-    compute_exact,
     draw_adapter,
     draw_inputs,
     draw_weights,
@@ -34,24 +30,6 @@ from .workers_attention import (
 def weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     return draw_weights()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_compute_the_adapter_of_every_projection_and_confirm_it(weights, workers):
-    values, (x, y) = draw_adapter(weights), draw_inputs(11)
-    attentions = [WorkersAttention(weights, rank, workers) for rank in range(workers)]
-    results = [attention.load(values) for attention in attentions]
-    cut = [each.qkv_proj(x).split([size // workers for size in SIZES.values()], -1) for each in attentions]
-    for name, parts in zip(SIZES, zip(*cut, strict=True), strict=True):
-        assert relative(torch.cat(parts, -1), compute_exact(weights, values, name, x)) < 0.003
-    added = sum(each.o_proj(part).double() for each, part in zip(attentions, y.chunk(workers, -1), strict=True))
-    assert relative(added, compute_exact(weights, values, "o", y)) < 0.003
-    names = [f"layers.0.self_attn.{name}.weight" for name in values]
-    specs = adapter.layout(names, [each.shape for each in values.values()])
-    expected = adapter.Checksums.of(torch.cat([each.flatten() for each in values.values()]), specs)
-    sums = [int(adapter.checksum(applied.sums, tuple(applied.rows))) for applied in results]
-    assert sum(sums) % 2**64 == expected.checksum(workers)
-    assert {applied.tensors for applied in results} == {8}
 
 
 def test_an_adapter_of_zeros_changes_nothing_and_one_of_q_and_v_leaves_k(weights):
@@ -115,18 +93,6 @@ def test_compiled_models_in_vllms_cache_have_this_code(weights, monkeypatch):
 
     assert len({compute_key(None), compute_key("this version"), compute_key("another")}) == 3
     assert compute_key("this version") == compute_key("this version")
-
-
-def test_versions_of_the_code_are_told_apart(monkeypatch, tmp_path):
-    digests, installed = [], vllm_lora.code_digest()
-    for line in ("", "# another\n"):
-        folder = tmp_path / f"version{len(digests)}"
-        shutil.copytree(Path(vllm_lora.__file__).parent, folder)
-        with open(folder / "adapter.py", "a") as file:
-            file.write(line)
-        monkeypatch.setattr(vllm_lora, "__file__", str(folder / "vllm_lora.py"))
-        digests.append(vllm_lora.code_digest.__wrapped__())
-    assert digests[0] == installed != digests[1]
 
 
 def test_a_workers_memory_is_that_of_its_process_or_the_peak_of_its_gpu_since_the_last_sync(monkeypatch):

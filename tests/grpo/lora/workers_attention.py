@@ -79,9 +79,3 @@ def draw_adapter(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         values[f"{name}_proj.lora_A"] = draw_tensor(RANK, weight.shape[1])
         values[f"{name}_proj.lora_B"] = draw_tensor(len(weight), RANK)
     return values
-
-
-def compute_exact(weights: dict[str, torch.Tensor], values: dict[str, torch.Tensor], name: str, x: torch.Tensor):
-    """What a projection with this adapter is defined to return, in float64."""
-    a, b = (values[f"{name}_proj.lora_{half}"].double() for half in "AB")
-    return x.double() @ (weights[name].double() + SCALE * b @ a).T

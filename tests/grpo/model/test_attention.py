@@ -70,12 +70,6 @@ def test_a_whole_model_equals_eager_with_padding_on_both_sides(model):
     torch.testing.assert_close(ours * real, eager * real)
 
 
-@pytest.mark.parametrize("queries", [{"cache_position": torch.arange(3, 4)}, {"q_length": 1}])
-def test_passes_with_a_cache_are_refused(queries):
-    with pytest.raises(ValueError, match="eager"):
-        attention.make_mask(1, 4, **queries)
-
-
 def make_config(**changes):
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 40}
     return GptOssConfig(num_hidden_layers=2, **sizes | changes)

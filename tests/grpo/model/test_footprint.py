@@ -65,27 +65,6 @@ def test_the_base_has_the_size_of_the_loaded_model(either_checkpoint, packed):
     assert parts["frozen base, packed" if packed else "frozen base, bf16"] == held
 
 
-def test_sharding_divides_the_base_and_gathers_a_layer():
-    whole, shared = WHOLE.parts(1, 4096), SHARDED.parts(1, 4096)
-    assert shared["frozen base, packed"] == pytest.approx(whole["frozen base, packed"] / 4)
-    gathered = shared["gathered layer, and the largest tensor of the next"]
-    assert "gathered layer, and the largest tensor of the next" not in whole
-    assert whole["frozen base, packed"] / 36 < gathered < 2 * whole["frozen base, packed"] / 36
-    assert "frozen base, packed" not in make_actor(actor_shard="zero3", offload=True).parts(1, 4096)
-
-
-def test_memory_grows_with_tokens_and_not_with_their_split_into_rows():
-    assert WHOLE.parts(4, 4096) == WHOLE.parts(1, 16_384)
-    first, second, third = (sum(WHOLE.parts(1, tokens).values()) for tokens in (4096, 8192, 12_288))
-    assert second - first == pytest.approx(third - second)
-    held, kept = (make_actor(actor_shard="zero3", **flags).parts(1, 16_384) for flags in ({}, {"adam_offload": False}))
-    assert kept["optimizer"] == 12 * LARGE.count_lora_parameters(Namespace(**FLAGS)) // 4 and "optimizer" not in held
-    without = make_actor(actor_shard="zero3", gradient_checkpointing=False).parts(1, 16_384)
-    assert without["computation of all layers"] == 36 * held["computation of a layer"]
-    whole, wide = (sum(make_actor(experts=kind).parts(1, 16_384).values()) for kind in ("packed", "bf16"))
-    assert sum(held.values()) < whole < wide
-
-
 def ask_vllm(tokens: int, workers: int, chunk: int) -> int:
     """The bytes that vLLM wants for one sequence of the 120b, 18 layers of each kind."""
     config = SimpleNamespace(
@@ -113,14 +92,6 @@ def test_the_longest_sequence_is_the_longest_with_which_vllm_starts():
         longest = cache.longest(room)
         assert longest == 0 or ask_vllm(longest, 1, IN_FLIGHT) <= room
         assert ask_vllm(longest + 1, 1, IN_FLIGHT) > room
-
-
-def test_adapters_of_experts_keep_the_inputs_of_each_row():
-    tokens, rows = 1000, 4 * 1000
-    targets = FLAGS["target_modules"]
-    parts, of_experts = (make_actor(target_modules=each).parts(1, tokens) for each in (targets, [*targets, "experts"]))
-    name = "computation of a layer"
-    assert of_experts[name] - parts[name] == 2 * rows * (2880 + 2880 + 2 * 16)
 
 
 # `total_size` of each model.safetensors.index.json, and all parameters as OpenAI's model card counts them (Table 1).

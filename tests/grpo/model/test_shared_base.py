@@ -127,25 +127,6 @@ def test_a_gpus_experts_are_views_of_the_kernels_tensors(padding, is_inside):
         dict(engine_base.list_experts(experts))
 
 
-@pytest.mark.parametrize("is_rearranged", [True, False])
-def test_scales_that_a_kernel_has_rearranged_are_dropped(is_rearranged):
-    """Those of Triton's kernels are in their method; Marlin's stay in the layer."""
-    experts = torch.nn.Module()
-    for name in W:
-        experts.register_parameter(f"{name}_weight_scale", torch.nn.Parameter(torch.ones(2)))
-    method = SimpleNamespace(w13_precision_config=None)
-
-    def process(layer):
-        assert len(list(layer.parameters())) == 2
-        method.w13_precision_config = SimpleNamespace() if is_rearranged else None
-
-    method.process_weights_after_loading = process
-    experts.quant_method = method
-    engine_base.drop_scales_after_loading(experts)
-    method.process_weights_after_loading(experts)
-    assert len(list(experts.parameters())) == (0 if is_rearranged else 2)
-
-
 @pytest.mark.parametrize("capability", ["8.0", "8.9", "10.0", "12.0", None])
 def test_an_engine_shares_its_model_on_hopper_alone(capability, monkeypatch):
     """The launcher refuses this, too, but does not see the GPUs of a cluster."""
@@ -153,19 +134,6 @@ def test_an_engine_shares_its_model_on_hopper_alone(capability, monkeypatch):
     monkeypatch.setattr(current_platform, "get_device_capability", lambda: found)
     with pytest.raises(UserError, match="--actor_shard none"):
         engine_base.keep_layout()
-
-
-def test_zeros_of_a_cache_take_no_memory_until_they_are_used():
-    def count_resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-    cache = torch.zeros(2, 2**26, dtype=torch.int8)
-    before = count_resident()
-    engine_base.give_back_zeros(cache.view(torch.bfloat16)[1])  # any view of it
-    assert before - count_resident() > 1.9 * 2**26
-    assert not cache.any()
-    cache[0, :5] = 7
-    assert cache.sum() == 35
 
 
 def test_nobody_can_write(owner):

@@ -65,31 +65,6 @@ def library(tmp_path, monkeypatch):
     monkeypatch.setenv("GRPO_LIBRARY", str(tmp_path))
 
 
-def test_openrlhf_rolls_out_several_samples_of_a_prompt_in_an_environment(library):
-    actor, codec = load_actor(), template_for(TOKENIZER).codec
-    engines: dict[int, ScriptedEngine] = {}
-
-    async def generate(prompt, given):
-        """Two samples are two conversations; the seed tells which one this is."""
-        start = given.seed % 1_000_003
-        engine = engines.setdefault(start, ScriptedEngine(codec, [SEARCH, SEARCH, FINAL], seed=len(engines)))
-        return await engine.generate(prompt, given)
-
-    actor.generate = generate
-    responses = asyncio.run(
-        actor.generate_responses("How many bridges?", '{"answer": "417"}', make_params(seed=5), 2000, TOKENIZER, 2)
-    )
-    for engine, response in zip(engines.values(), responses, strict=True):
-        assert response["prompt"] == "How many bridges?" and response["reward"] == response["scores"] == 1.0
-        logs = response["extra_logs"]
-        assert (logs["turns"], logs["tool_calls"], logs["tool_errors"], logs["token_mismatch"]) == (3, 2, 0, 0)
-        prompt, last = engine.calls[-1]
-        assert response["observation_tokens"] == prompt + last and not response["truncated"]
-        sampled = [response["observation_tokens"][start:end] for start, end in response["action_ranges"]]
-        assert sampled == [tokens for _, tokens in engine.calls]
-        assert TOKENIZER.decode(prompt).count("[1] rivers: The Ona has 417 bridges.") == 2
-
-
 def test_a_thinking_budget_reaches_the_turns_of_an_environment(library, monkeypatch):
     """From the trainer's flags, through variables, to the executor that the engine's actor loads."""
     args = SimpleNamespace(

@@ -3,7 +3,6 @@
 Sampled tokens, forced tokens and calls do not depend on a model: the engine replays token streams.
 """
 
-import argparse
 import asyncio
 import math
 import random
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from transformers import AutoTokenizer
 from vllm import SamplingParams
@@ -21,9 +19,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from grpo.rollout.budget_executor import AgentExecutor
 from grpo.rollout.budgeted_rollout import answer_seed, budgeted_response
-from grpo.rollout.thinking import Budget, ThinkingSettings, environment, pass_to_engines, read_settings
+from grpo.rollout.thinking import Budget, environment
 from grpo.rollout.trajectory import Origin
-from grpo.stack.cluster import runtime_env
 from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 from tests.grpo.rollout.replayed_engine import (
     ANALYSIS,
@@ -246,23 +243,3 @@ def test_a_budget_that_is_hit_is_rewarded_with_its_delimiter(tokenizer, reward):
     }  # fmt: skip
     assert output["engine"]["tokens"] is not output["observation_tokens"]
     assert output["extra_logs"]["correct"] == 1.0 and output["extra_logs"]["thinking_truncated"] == 1.0
-
-
-def test_logs_have_the_same_keys_and_log_probs_only_on_request(tokenizer, reward):
-    streams = [(WHOLE,), (ANALYSIS + "7<|return|>",), (ANALYSIS + "7", "8")]
-    outputs = [execute_prompt(make_executor(reward, 20, 4), tokenizer, some, logprobs=None)[0] for some in streams]
-    assert len({tuple(output["extra_logs"]) for output in outputs}) == 1
-    assert [output["rollout_log_probs"] for output in outputs] == [None] * 3
-
-
-def test_the_flags_reach_the_engines(monkeypatch, reward):
-    for name in environment(0, 2, "", ""):
-        monkeypatch.setenv(name, "")
-    args = argparse.Namespace(
-        thinking_budget=12, answer_budget=5, thinking_delimiter="harmony", remote_rm_url=reward, agent_func_path=None
-    )
-    pass_to_engines(args)
-    variables = runtime_env()["env_vars"]
-    assert read_settings(variables) == ThinkingSettings(Budget(12, 5), "harmony", reward)
-    loaded = _load_agent_executor(args.agent_func_path)
-    assert loaded.reward_func is not None and loaded.settings.budget == Budget(12, 5)

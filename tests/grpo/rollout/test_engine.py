@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-import ray
 from hypothesis import given
 from hypothesis import strategies as st
 from vllm import AsyncEngineArgs, SamplingParams
@@ -20,8 +19,8 @@ from vllm.config.compilation import CUDAGraphMode
 from benchmarks.random_model import shrink, write_config
 from grpo.model.footprint import DECODED_SEQUENCES
 from grpo.rollout import engine
-from grpo.rollout.engine import add_routing, assemble_choices, ids_only, take_routing
-from grpo.rollout.stage import for_sample, mark_recorded, read_name
+from grpo.rollout.engine import assemble_choices
+from grpo.rollout.stage import mark_recorded
 from tests.grpo.rollout.tokenizer import TOKENIZER
 
 SEED = 40
@@ -131,12 +130,6 @@ def test_all_samples_of_an_engine_wait_for_rewards_concurrently():
     assert asyncio.run(run()) == [1.0] * samples
 
 
-def test_an_engine_outside_of_ray_starts_no_cluster():
-    params = SimpleNamespace(extra_args=None, seed=None)
-    assert asyncio.run(engine.answer(SimpleNamespace(), params, [asyncio.sleep(0, {})])) == [{engine.SAMPLED_BY: None}]
-    assert not ray.is_initialized()
-
-
 @pytest.mark.parametrize(
     ("sequences", "largest", "graphs"), [(DECODED_SEQUENCES, 128, 19), (1, 16, 5), (100, 112, 17), (500, 512, 51)]
 )
@@ -220,41 +213,3 @@ def test_a_position_has_the_choice_of_the_first_call_that_was_fed_all_tokens_up_
         for at in range(len(tokens))
     ]
     assert pick_layer_0(assemble_choices(tokens, calls, SHAPE)) == expected
-
-
-def test_rollouts_of_a_prompt_have_names_that_calls_keep():
-    prompts = [mark_recorded(SamplingParams(seed=1)) for _ in range(2)]
-    assert len({read_name(for_sample(params, number)) for params in prompts for number in range(3)}) == 6
-    mine = for_sample(prompts[0], 1)
-    assert ids_only(mine).extra_args == mine.extra_args
-    assert for_sample(SamplingParams(seed=1), 1).extra_args is None
-
-
-class Workers:
-    """Answers as the workers of an engine with TP=2 do."""
-
-    def __init__(self):
-        self.llm, self.asked = self, []
-
-    async def collective_rpc(self, method, args=()):
-        self.asked.append((method, args))
-        calls = [[tuple(part.tobytes() for part in make_call([5, 6]))] for _ in args[0]]
-        return [{"shape": list(SHAPE), "calls": calls}, None]
-
-
-def test_responses_and_their_branches_get_the_routing_of_their_sample():
-    workers, params = Workers(), mark_recorded(SamplingParams())
-    responses = [
-        {"observation_tokens": [5, 6, 7], "branches": [{"observation_tokens": [5, 9]}]},
-        {"observation_tokens": [5, 6]},
-    ]
-    made = add_routing(responses, asyncio.run(take_routing(workers, params, 2)))
-    samples = [made[0], made[0]["branches"][0], made[1]]
-    assert [pick_layer_0(sample["routing"]) for sample in samples] == [[1, 2, 0], [1, 0], [1, 2]]
-    assert workers.asked == [("take_routing", ([read_name(for_sample(params, n)) for n in (0, 1)],))]
-
-
-def test_without_a_record_nothing_is_asked():
-    workers, responses = Workers(), [{"observation_tokens": [5]}]
-    recorded = asyncio.run(take_routing(workers, SamplingParams(), 1))
-    assert add_routing(responses, recorded) == [{"observation_tokens": [5]}] and not workers.asked

@@ -66,11 +66,6 @@ def test_a_text_is_inserted_and_the_models_own_end_is_recognized(response, rest)
     assert watch_response(ENOUGH, PROMPT, response + rest).closed
 
 
-def test_harmony_requires_its_special_tokens():
-    with pytest.raises(UserError, match="harmony"):
-        delimiter("harmony", lambda some: [1, 2, 3])
-
-
 @pytest.mark.parametrize(
     ("prompt", "response", "rest"),
     [
@@ -152,9 +147,3 @@ def test_the_answer_keeps_its_budget_and_the_thinking_shrinks(thinking, answer, 
         assert fitted.thinking == 0
     if fitted.thinking < thinking:
         assert fitted.thinking + size + fitted.answer == room
-
-
-@pytest.mark.parametrize("thinking, answer", [(-1, 5), (5, 1), (5, 0)])
-def test_invalid_budgets_are_refused(thinking, answer):
-    with pytest.raises(ValueError):
-        Budget(thinking, answer)

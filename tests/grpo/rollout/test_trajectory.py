@@ -1,6 +1,5 @@
 """The account of a rollout's tokens: what a row masks and counts, and how it may differ from the engine's."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,12 +34,6 @@ def test_a_row_masks_and_counts_sampled_tokens_alone(parts, limit):
     assert row.info["truncated"].item() == (len(made.tokens) > limit)
     ends = [0, *(end for _, end in made.action_ranges())]
     assert all(start > end for (start, _), end in zip(made.action_ranges()[1:], ends[1:], strict=False))
-
-
-@pytest.mark.parametrize("said", [True, False, None])
-def test_a_response_is_truncated_if_its_executor_says_so(said):
-    row = make_row(grow_trajectory([(Origin.SAMPLED, 3)]), 6, **({} if said is None else {"truncated": said}))
-    assert row.info["truncated"].item() == row.info["response_clip_ratio"].item() == bool(said)
 
 
 @given(PARTS)

@@ -1,9 +1,6 @@
 """Cores next to a GPU, on a recorded layout of a machine with two processors and four GPUs."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -56,18 +53,3 @@ def test_nothing_is_bound_where_there_is_nothing_to_know(rank, write_sysfs, monk
     assert "NUMA node is unknown" in machine.bind_to_gpu() and not rank, "there is one node"
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     assert machine.bind_to_gpu() == "" and not rank
-
-
-def test_this_machines_threads_can_be_bound(rank, write_sysfs, monkeypatch) -> None:
-    monkeypatch.undo()
-    cores = os.sched_getaffinity(0)
-    script = (
-        "import os, threading; from grpo.stack import machine\n"
-        "machine.all_gpus = lambda: [machine.Gpu('G', 1, 0, '9.0')]\n"
-        f"machine.find_node, machine.list_cores = lambda gpu: 0, lambda node: {{{min(cores)}}}\n"
-        "end = threading.Event(); other = threading.Thread(target=end.wait); other.start()\n"
-        "print(machine.bind_to_gpu(), os.sched_getaffinity(0), os.sched_getaffinity(other.native_id)); end.set()\n"
-    )
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(machine.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith(f"{{{min(cores)}}} {{{min(cores)}}}")

@@ -78,13 +78,6 @@ def test_memory_does_not_hold_the_logits_of_all_tokens(inputs, monkeypatch):
     assert largest == log_probs.SCORED_TOKENS < TOKENS
 
 
-def test_scores_are_padded_on_the_left():
-    returned = torch.arange(1.0, 10.0).view(1, 3, 3)
-    scores = log_probs.read_scores(returned, torch.zeros(1, 5))
-    assert scores.log_probs.tolist() == [[0, 0, 1, 4, 7]]
-    assert scores.unallocated.tolist() == [[0, 0, 3, 6, 9]]
-
-
 def test_a_model_returns_logits_again_after_the_context(checkpoint):
     from grpo.model import loading
 

@@ -205,15 +205,6 @@ def test_each_optimizer_step_has_its_own_normalizer():
         torch.testing.assert_close((losses[2 * step] + losses[2 * step + 1]) / 2, expected)
 
 
-def test_incomplete_batch_is_rejected():
-    loss = PolicyLoss(make_arguments())
-    batches = loss.iterate_batches([pad_samples(make_batch())] * 3, TWO)
-    with pytest.raises(AssertionError):
-        list(batches)
-    with pytest.raises(RuntimeError, match="iterate_batches"):
-        loss.aggregate(torch.zeros(1, 1), torch.ones(1, 1))
-
-
 def test_a_batch_without_sampled_tokens_has_no_loss():
     mask, values = torch.zeros(2, 3), torch.randn(2, 3, requires_grad=True)
     loss = make_whole_loss(make_arguments(), mask)(values, values.detach(), torch.ones(2, 3), mask)

@@ -51,10 +51,3 @@ def test_branches_do_not_change_micro_batches(monkeypatch, micro):
         assert torch.equal(row[: rollout.sequences.shape[1]], rollout.sequences[0])
     for batch in batches:  # logs are means over rollouts
         assert batch.info and all(len(values) == micro for values in batch.info.values())
-
-
-def test_the_length_of_a_response_counts_sampled_tokens_of_all_samples(monkeypatch):
-    rollouts, _ = make_four_rollouts(monkeypatch)
-    for rollout in rollouts:
-        counted = sum(int(row.action_mask.sum()) for row in (rollout, *rollout.branches))
-        assert int(rollout.info["response_length"]) == counted

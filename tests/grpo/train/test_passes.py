@@ -139,15 +139,6 @@ def test_actor_and_reference_get_the_routings_of_their_micro_batches(monkeypatch
     assert ranks.routings == [None] * 2
 
 
-@pytest.mark.parametrize("changes", [{}, {"train_batch_size": 32}, {"max_epochs": 2}])
-def test_without_a_kl_the_old_log_probs_cost_a_pass_if_several_updates_in_epochs_use_them(monkeypatch, changes):
-    ranks, batch, trainer, _ = score_batches(monkeypatch, **changes)
-    is_made = changes == {"max_epochs": 2}
-    assert ranks.calls == ["forward"] * is_made
-    assert torch.equal(batch.action_log_probs, trainer if is_made else torch.zeros_like(trainer))
-    assert batch.base_action_log_probs is None and not batch.kl.any()
-
-
 @pytest.mark.parametrize(
     ("train_batch_size", "old", "made"), [(64, "trainer", 0), (32, "engine", 0), (32, "trainer", 1)]
 )

@@ -173,40 +173,6 @@ def test_the_policy_of_a_batch_is_the_one_of_the_last_sync():
     assert policies == 2 * [(1, 0, 0), (2, 0, 1), (3, 1, 1)]
 
 
-def test_where_rewards_decide_what_is_sampled_the_next_batch_waits_for_them():
-    generator = Judged(dynamic_filtering=True)
-    batches = make_batches(generator)
-    asked = run_in_thread(batches.start_next_batch, 0, 1)
-    generator.may_be_sampled[1].set()
-    wait_until(lambda: generator.begun, "the first batch was not begun")
-    assert not asked.done()
-    generator.may_be_rewarded[1].set()
-    asked.result(60)
-    wait_until(lambda: generator.begun == [1, 2], "the second batch was not begun")
-
-
-def test_the_state_of_a_batch_has_its_rewards_and_stays_the_same_in_its_step():
-    generator = Judged()
-    generator.may_be_sampled[2].set()
-    batches = make_batches(generator)
-    for event in (generator.may_be_sampled[1], generator.may_be_rewarded[1]):
-        event.set()
-    batches.start_next_batch(0, 1)
-    batches.take(0, 1)
-    batches.policy = 4
-    batches.wait_until_sampled()
-    compute = batches.get_state()
-    computed = run_in_thread(compute)
-    batches.start_next_batch(0, 2)  # the next step begins, and with it batch 3
-    assert not computed.done()
-    generator.may_be_rewarded[2].set()
-    state = {"step": 2, "staleness": 4, "groups": {"drawn": [], "filled": 0}}
-    for again in (computed.result(60), compute()):
-        assert again.pop("results") == [([{"of": 2, "limit": 9}], 1, False)] and again == state
-    assert batches.take(0, 2).rollouts == [SimpleNamespace(of=2, limit=9)]
-    assert compute()["results"] == [([{"of": 2, "limit": 9}], 1, False)]
-
-
 @pytest.mark.parametrize("dies", ["reward", "judge"])
 def test_what_goes_wrong_while_rewards_are_missing_is_raised_in_its_step_and_not_saved(monkeypatch, dies):
     def require():

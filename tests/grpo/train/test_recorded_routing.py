@@ -46,13 +46,6 @@ def test_every_row_keeps_its_own_routing(monkeypatch, branching):
     assert seen == 2 * sum(1 + len(rollout.branches) for rollout in rollouts)
 
 
-def test_the_routing_for_the_parity_gate_is_not_replayed(monkeypatch):
-    rollouts, _ = make_batches(make_responses(), monkeypatch, routing_replay=False)
-    for rollout in rollouts:
-        assert torch.equal(rollout.engine_routing, torch.tensor(make_routing(rollout.sequences[0].tolist())))
-    assert all(batch.routing is None for batch in micro_batches.build(rollouts, 4, 0))
-
-
 @pytest.mark.parametrize("position", [0, 3, -2])
 def test_a_rollout_with_a_token_without_routing_is_not_trained_on(monkeypatch, caplog, position):
     made = make_responses(branching=False)

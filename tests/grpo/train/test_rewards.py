@@ -1,7 +1,5 @@
-import json
 import math
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.run import run_log
 from grpo.stack.problem import UserError
 from grpo.train import rewards
 
@@ -77,41 +74,6 @@ def test_a_batch_without_any_reward_stops_the_run_and_says_why(logs, named):
         rewards.complete([make_sample(None, **each) for each in logs], group_size=2)
     assert named in f"{raised.value} {raised.value.problem.remedy}"
     rewards.complete([make_sample(None, **logs[0]), make_sample(1.0, **logs[1])], group_size=2)  # one suffices
-
-
-class Tokenizer:
-    """Decodes nothing."""
-
-    added_tokens_decoder: ClassVar[dict[int, str]] = {}
-
-    def decode(self, tokens, skip_special_tokens):
-        return ""
-
-
-def test_missing_values_are_null_in_the_sample_file(tmp_path):
-    samples = [
-        make_sample(1.0, correct=1.0, quality=0.2, cost=math.nan),
-        make_sample(0.6, correct=1.0, cost=math.nan),
-        make_sample(math.nan, correct=math.nan, quality=math.nan, cost=math.nan),
-        make_sample(0.0, correct=0.0, quality=0.6, cost=math.nan),
-    ]
-    for s in samples:
-        s.prompts, s.labels, s.info["score"] = ["p"], ["7"], s.scores.clone()
-        s.sequences, s.action_mask, s.attention_mask = torch.tensor([[5, 6, 7]]), torch.ones(1, 2), torch.ones(1, 3)
-    rewards.complete(samples, group_size=4)
-    log = run_log.RunLog(str(tmp_path))
-    log.write_rollouts(1, samples, Tokenizer())
-    rows = [json.loads(line) for line in (tmp_path / "samples" / "step_1.jsonl").read_text().splitlines()]
-    assert [row["correct"] for row in rows] == [1.0, 1.0, None, 0.0]
-    assert [row["quality"] for row in rows] == [pytest.approx(0.2), None, None, pytest.approx(0.6)]
-    assert [row["reward"] for row in rows] == [1.0, pytest.approx(0.6), None, 0.0]
-    assert [row["score"] for row in rows] == [row["reward"] for row in rows]
-    assert [row["cost"] for row in rows] == [None] * 4
-    assert [row["reward_missing"] for row in rows] == [0.0, 0.0, 1.0, 0.0]
-    assert torch.cat([s.info["quality"] for s in samples]).mean().item() == pytest.approx(0.4), "the step's mean"
-    for name in ("reward", "score"):  # over those that have one: a missing reward is no failure
-        assert torch.cat([s.info[name] for s in samples]).nanmean().item() == pytest.approx(1.6 / 3)
-    assert len({tuple(sorted(s.info)) for s in samples}) == 1 and "cost" not in samples[0].info
 
 
 def make_judged_sample(correct, quality):

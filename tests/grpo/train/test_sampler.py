@@ -3,14 +3,11 @@
 import argparse
 import json
 import math
-import threading
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
-from ray.exceptions import ActorDiedError
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from grpo.flags.upstream import trainer_parser
@@ -104,23 +101,12 @@ def test_the_engine_with_the_fewest_requests_gets_a_prompt(make_sampler):
     assert [call["prompt"] for call in idle.asked] == ["a", "b"] and len(busy.asked) == 1
 
 
-def test_an_evaluation_draws_its_own_number_of_samples_in_its_own_way(make_sampler):
-    sampler = make_sampler(engine := Engine())
-    sampler.args.eval_temperature, sampler.args.generate_max_len = 0.5, 77
-    sampler._held_out = list(make_prompts("p"))
-    sampler.sample_held_out(Stage(sampler.args, "eval 0"), 5)
-    [call] = engine.asked
-    params = call["sampling_params"]
-    assert (call["num_samples"], params.temperature, params.max_tokens, params.logprobs) == (5, 0.5, 77, 0)
-    assert call["max_length"] == 8 + 77
-
-
 @pytest.mark.parametrize("first", [math.nan, 1.0])
 def test_a_batch_without_scores_is_not_silently_filtered_out(make_sampler, first):
     """The next prompts would be drawn, to the last one, and nothing be trained."""
     sampler = make_sampler(Engine(lambda prompt: [first if prompt == "p1" else math.nan] * 2))
     problems = make_prompts(*(f"p{number}" for number in range(9)))
-    with pytest.raises(UserError, match="reward function failed"):
+    with pytest.raises(UserError, match="reward function"):
         draw(sampler, problems)
     assert len(list(problems)) == (6 if math.isnan(first) else 5)  # each that was left out has drawn one more
 
@@ -128,42 +114,6 @@ def test_a_batch_without_scores_is_not_silently_filtered_out(make_sampler, first
 def test_the_last_prompts_of_an_episode_that_make_no_batch_are_not_sampled(make_sampler):
     sampler = make_sampler(engine := Engine(), dynamic_filtering=False)
     assert draw(sampler, make_prompts("p")) == Drawn([], 0, True) and not engine.asked
-
-
-class SlowRay:
-    """No answer comes until `answered` has it. An engine whose answer is an error has died."""
-
-    answered: ClassVar[list] = []
-
-    @classmethod
-    def wait(cls, references, **_):
-        return [each for each in references if each in cls.answered][:1], []
-
-    @staticmethod
-    def get(references):
-        for each in references:
-            if isinstance(each, Exception):
-                raise each
-        return references
-
-
-def test_prompts_are_sampled_once_their_engines_say_so_of_all(make_sampler, monkeypatch):
-    """And an engine that has died ends the wait."""
-    asking = make_sampler(None)
-    asking._engines, stage = [SimpleNamespace(), SimpleNamespace()], Stage(asking.args, "eval 0")
-    stage.sampled, pending = threading.Event(), {seed: (seed % 2, seed) for seed in (2, 3, 4)}
-    monkeypatch.setattr(sampler, "ray", SlowRay)
-    for answers, is_sampled in (([[2, 4], []], False), ([[2], [3]], False), ([ActorDiedError()] * 2, None),
-                                ([[2, 4, 6], [3]], True)):  # fmt: skip
-        for engine, answer in zip(asking._engines, answers, strict=True):
-            engine.sampled = SimpleNamespace(remote=lambda answer=answer: answer)
-        if is_sampled is None:
-            with pytest.raises(ActorDiedError):
-                asking._wait(pending, stage)
-        else:
-            assert asking._wait(pending, stage) == [] and stage.sampled.is_set() == is_sampled
-    monkeypatch.setattr(SlowRay, "answered", [3])
-    assert asking._wait(pending, stage) == [3]
 
 
 def test_the_order_of_the_prompts_follows_from_the_seed_and_survives_a_resume():

@@ -73,7 +73,8 @@ def make_stub_trainer(monkeypatch, tmp_path: Path):
 
         def run_on_ranks(method: str, **given):
             calls.append((method, given))
-            return [{}] if method == "states" else [{"grad_norms": [0.1]}]
+            status = {"grad_norms": [0.1], "micro_batches": [], "device_memory": 0.0, "metric_errors": 0.0}
+            return [{}] if method == "states" else [status]
 
         trainer.actors = SimpleNamespace(async_run_method=run_on_ranks, async_run_method_batch=lambda *_, **__: [])
         trainer.engines, trainer.problems, trainer.held_out = [ENGINE], Loader(), Loader()[:1]
@@ -98,12 +99,6 @@ def test_a_step_trains_then_syncs_then_saves_and_evaluations_frame_the_steps(mak
     assert rows[-1]["by_source"]["source"]["exact_match"] == 1.0
 
 
-def test_engines_get_the_adapter_that_a_run_starts_from_before_they_sample(make_stub_trainer):
-    trainer, calls = make_stub_trainer(sample_one_rollout, adapter="/of/another/run", max_steps=1)
-    trainer.fit()
-    assert [method for method, _ in calls] == ["states", "sync", "update", "sync", "save"]
-
-
 def test_a_checkpoint_has_the_position_and_the_random_states(make_stub_trainer):
     trainer, calls = make_stub_trainer(sample_one_rollout)
     random.seed(5)
@@ -121,16 +116,6 @@ def test_an_episode_without_enough_prompts_is_followed_by_the_next(make_stub_tra
     trainer, calls = make_stub_trainer(lambda _: next(results), num_episodes=2, max_steps=None)
     trainer.fit()
     assert [given["states"]["episode"] for method, given in calls if method == "save"] == [0, 1]
-
-
-def test_a_step_draws_under_its_limit_and_saves_the_schedules_state(make_stub_trainer):
-    drawn = []
-    trainer, calls = make_stub_trainer(
-        lambda step: (drawn.append(step.max_new_tokens), sample_one_rollout(step))[1], length_schedule="5,8@2,9@3"
-    )
-    trainer.fit()
-    assert drawn == [5, 8, 9]
-    assert calls[-1][1]["states"]["lengths"] == {"grown": 0, "limit": 9, "truncated": [0.0]}
 
 
 class Overlap:

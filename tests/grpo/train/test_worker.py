@@ -1,19 +1,12 @@
-"""A rank's update: every split of a batch gives the same gradient; its passes, its optimizer and its sync."""
+"""A rank's update: every split of a batch gives the same gradient, and its passes."""
 
 import itertools
 from types import SimpleNamespace
 
-import deepspeed
 import pytest
-import ray
 import torch
-import torch.distributed as dist
 
-from grpo.checkpoint import saving
-from grpo.model import loading
-from grpo.model.shared_base import BaseError
 from grpo.rollout.rows import Batch
-from grpo.train import worker
 from grpo.train.loss import PolicyLoss, Ranks
 from grpo.train.worker import PolicyWorker
 
@@ -141,13 +134,6 @@ def test_all_terms_are_those_of_the_whole_batch_in_any_micro_batches(single_rank
     assert status["policy_loss"] == pytest.approx(float(policy_loss) / sum(LENGTHS), rel=1e-4)
 
 
-def test_a_rank_reports_the_measurements_of_the_loss(single_rank):
-    _, status = train(make_arguments(enable_vllm_is_correction=True, advantage_clip=0.5), 4)
-    names = {"importance_cut", "importance_weight", "advantage_clipped", "vllm_kl", "clip_ratio_low", "clip_ratio_high"}
-    assert status["noted"][0].keys() >= names and status["entropy_loss"] > 0
-    assert "vllm_kl" not in train(make_arguments(), 4)[1]["noted"][0]
-
-
 def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
     """Two optimizer steps of two samples each: the ratio of both is to the policy before the first."""
     args, policy, before, steps = make_arguments(max_epochs=1), Policy(), Policy(), itertools.count()
@@ -166,56 +152,3 @@ def test_the_first_optimizer_step_needs_no_pass_for_old_log_probs(single_rank):
     for experience, old in used:
         expected = before(experience.sequences, experience.action_mask)
         assert torch.equal(old, expected) and old.count_nonzero() == experience.action_mask.sum()
-
-
-def test_the_engine_has_one_group_of_fused_adam_and_exact_frequencies(checkpoint, monkeypatch):
-    """What DeepSpeed's engine does with a bf16 configuration to the buffers of the model is undone."""
-    made = {}
-
-    def initialize(model, optimizer, **given):
-        made.update(given, optimizer=optimizer)
-        return model.bfloat16(), optimizer, None, None
-
-    monkeypatch.setattr(deepspeed, "initialize", initialize)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    rank = object.__new__(PolicyWorker)
-    config = {"zero_optimization": {"offload_param": {"device": "none"}}}
-    rank.strategy = SimpleNamespace(get_ds_train_config=lambda _: config)
-    rank.args = SimpleNamespace(
-        actor_learning_rate=0.1, adam_betas=(0.9, 0.95), l2=0.1, lr_scheduler="constant_with_warmup",
-        lr_warmup_ratio=0.1, offload=True, actor_shard="zero3", stage3_param_persistence_threshold=None,
-        rollout_batch_size=2, n_samples_per_prompt=2, max_epochs=1, train_batch_size=4,
-    )  # fmt: skip
-    model = loading.load_gpt_oss(checkpoint)
-    rank.actor = SimpleNamespace(model=model)
-    rank._start_engine(20)
-    [group] = made["optimizer"].param_groups
-    assert type(made["optimizer"]) is torch.optim.AdamW and group["fused"] and group["params"]
-    assert group["lr"] == 0.1 / 2, "the first of two steps of warmup"
-    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
-    zero = made["config"]["zero_optimization"]
-    assert zero["offload_param"]["device"] == "cpu" and zero["stage3_allgather_sequential"]
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_rank_maps_the_base_of_its_own_engine(number, monkeypatch):
-    rank = object.__new__(PolicyWorker)
-    describe = [SimpleNamespace(remote=lambda digest=digest: {"digest": digest}) for digest in ("of 0", "of 1")]
-    rank.engines = [SimpleNamespace(describe_base=each) for each in describe]
-    monkeypatch.setattr(ray, "get", lambda reference: reference)
-    monkeypatch.setattr(dist, "get_rank", lambda: number)
-    monkeypatch.setattr(worker, "MappedBase", lambda description: description)
-    assert rank._map_base() == {"digest": f"of {number}"}
-
-
-def test_a_rank_saves_nothing_on_another_base(monkeypatch):
-    def check():
-        raise BaseError("changed")
-
-    saved = []
-    rank = object.__new__(PolicyWorker)
-    rank.base = SimpleNamespace(check=check)
-    monkeypatch.setattr(saving, "save_step", lambda *_: saved.append("saved"))
-    with pytest.raises(BaseError):
-        rank.save({})
-    assert saved == []
