@@ -7,19 +7,22 @@ import functools
 import re
 import unicodedata
 from fractions import Fraction
+from typing import Any
 
 MAX_ANSWER_CHARS = 1000  # longer answers are essays
 
 _CHARACTERS = str.maketrans(
     {
-        "\u200b": "", "\ufeff": "", "\u202f": "\\,", "\u2009": "\\,", "\u2044": "/", "\u2212": "-", "\u2010": "-",
-        "\u2013": "-", "\u00d7": "\\cdot ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ", "±": "\\pm ",
-        "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "\u222a": "\\cup ", "∈": "\\in ",
+        "\u200b": "", "\ufeff": "", "\u2044": "/", "\u2212": "-", "\u2010": "-", "\u2013": "-", "\u00d7": "\\cdot ",
+        "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ", "±": "\\pm ", "≤": "\\le ", "≥": "\\ge ",
+        "≠": "\\ne ", "\u222a": "\\cup ", "∈": "\\in ",
     }
 )  # fmt: skip
-_SMALL = re.compile(r"(?P<raised>[⁰¹²³⁴-⁹⁻ⁿ]+)|(?P<lowered>[₀-₉]+)|[¼-¾⅐-⅞]")
+_SMALL = re.compile(r"([⁰¹²³⁴-⁹⁻ⁿ]+)|([₀-₉]+)|[¼-¾⅐-⅞]")
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 _TOKEN = r"(?:[0-9A-Za-z]|\\pi(?![a-z]))"
+
+_BASES = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -27,42 +30,41 @@ def _repeating(match: re.Match[str]) -> str:
     return f"\\frac{{{value}}}{{{'9' * len(match[3])}{'0' * len(match[2])}}}"
 
 
-# In this order. "\\cr " ends a row, and "°" is a degree sign. Arguments get their braces: `\frac12`, `x^10`, `\sqrt2`.
-_RULES = tuple(
-    (re.compile(pattern), full)
-    for pattern, full in (
-        (r"\s+|~", " "), (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|infty|le)(?![A-Za-z]))", r"\\"),
-        (r"\\\\", r"\\cr "), (r"(?<=\d)(?:\{,\}|,\\! ?|\\[, ])(?=\d{3})", ","),
-        (r"\\(?:!|(?:left|right|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|underline|large|bf|rm)(?![A-Za-z]))", ""),
-        (r"(?<=[\w)])\*\*(?=[\w(])", "^"), (r"(?<!\\)\$[\s,]*(?<!\\)\$", ", "), (r"(?<!\\)\$|\\[()\[\]]|\*\*|`", " "),
-        (r"\\(?:mbox|text(?:rm|bf|it|normal)|mathrm|operatorname) ?(?=\{)", r"\\text"), (r"\\[dtc]frac", r"\\frac"),
-        (r"\{array\}(?: ?\{[^{}]*\})?", "{matrix}"), (r"\\text ?\{ ?([ei]|\\pi) ?\}", r" \1 "),
-        (r"\\(?:begin|end) ?\{(?:aligned|align\*?|gathered|split|equation\*?)\}", ""),
-        (r"\\(?:emptyset|varnothing)", r"\{\}"),
-        (r"\\[,;: ]", " "), (r" *\\q?quad(?![A-Za-z])(?! *\\text) *", ", "), (r"\\quad| +", " "),
-        (r"\\([lg]e|ne)q(?![A-Za-z])", r"\\\1"), (r"<=", r"\\le "), (r">=", r"\\ge "), (r"!=", r"\\ne "),
-        (r"\\times(?![A-Za-z])|\*", r"\\cdot "), (r"\\%", "%"),
-        (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degree", "°"),
-        (r"\A\\text ?\{ ?\([A-Z]\) ?\} *(?=[^ ])|\\text ?\{ ?\}", ""), (r"\\text ?\{ ?([A-Z](?:, ?[A-Z])+) ?\}", r"\1"),
-        (r"(?<![\d}])(?<![\d}] )\\text ?\{ ?\(?([A-Za-z]|-?\d[\d.,]*)\)? ?\}", r" \1 "),
-        (r"\A *(?:\\text ?\{ ?)?(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?:? ?\}? *(?=[^ }])", ""),
-        (r"(?<![A-Za-z\\])(sqrt|pi|sin|cos|tan|log|ln)(?![A-Za-z])", r"\\\1 "),
-        (rf"\\(frac|binom) ?({_TOKEN})", r"\\\1{\2}"), (rf"\\(frac|binom) ?({_GROUP}) ?({_TOKEN})", r"\\\1\2{\3}"),
-        (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"), (rf"\\sqrt ?(\[\d+\])? ?(\d+|{_TOKEN})", r"\\sqrt\1{\2}"),
-        (r"\^ ?\(([^()]*)\)", r"^{\1}"), (r"([\^_]) (?=\{)", r"\1"),
-        (rf"([\^_]) ?(-? ?\d+|-?{_TOKEN}|\\[A-Za-z]+(?:{_GROUP})*)", r"\1{\2}"),
-        (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)"),
-        (r"(\d+)\.(\d*)\\overline ?\{(\d+)\}", _repeating), (r"(?<![\d.])\.(?=\d)", "0."),
-        (r"(?<=\S) ?\\(?:approx|simeq|sim)(?![A-Za-z]).*", ""),
-        (rf"\A *(?={_GROUP} *\Z)\{{(.*)\}} *\Z", r"\1"), (r"(?<=\d)_\{(?:10|\\text\{ten\})\}\Z", ""),
-    )
-)  # fmt: skip
+_SPELLINGS: list[tuple[str, Any]] = [  # in this order; "\\cr " ends a row, and "°" is a degree sign
+    (r"\\\\", r"\\cr "),
+    (r"(?<=\d)(?:\{,\}|,\\! ?|\\[, ])(?=\d{3})", ","),
+    (r"\\(?:!|(?:left|right|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|bf|rm)(?![A-Za-z]))", ""),
+    (r"\\(?:begin|end) ?\{(?:aligned|align\*?|gathered|split|equation\*?)\}", ""),
+    (r"(?<=[\w)])\*\*(?=[\w(])", "^"),
+    (r"(?<!\\)\$|\\[()\[\],;: ]|\*\*|`|\\q?quad(?![A-Za-z])|[\s~]", " "),
+    (r" +", " "),
+    (r"\\(?:mbox|text(?:rm|bf|it|normal)|mathrm|operatorname) ?(?=\{)", r"\\text"),
+    (r"\A\\text ?\{ ?\([A-Z]\) ?\} *(?=[^ ])|\\text ?\{ ?\}", ""),
+    (r"\\text ?\{ ?(e|i|\\pi|[A-Z](?:, ?[A-Z])+) ?\}", r" \1 "),
+    (r"(?<![\d}])(?<![\d}] )\\text ?\{ ?\(?([A-Za-z]|-?\d[\d.,]*)\)? ?\}", r" \1 "),
+    (rf"_\{{(?:\\text ?\{{)?({'|'.join(_BASES)})\}}+", lambda match: f"_{{{_BASES.index(match[1]) + 2}}}"),
+    (r"\{array\}(?: ?\{[^{}]*\})?", "{matrix}"),
+    (r"\\([lg]e|ne)q(?![A-Za-z])", r"\\\1"),
+    (r"([<>!])=", lambda match: {"<": "\\le ", ">": "\\ge ", "!": "\\ne "}[match[1]]),
+    (r"\\times(?![A-Za-z])|\*", r"\\cdot "),
+    (r"\\%", "%"),
+    (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degree", "°"),
+    # Arguments get their braces: \frac12, \sqrt2, x^10.
+    (r"\\[dtc]frac", r"\\frac"),
+    (rf"\\(frac|binom) ?({_TOKEN})", r"\\\1{\2}"),
+    (rf"\\(frac|binom) ?({_GROUP}) ?({_TOKEN})", r"\\\1\2{\3}"),
+    (rf"\\sqrt ?(\[\d+\])? ?(\d+|{_TOKEN})", r"\\sqrt\1{\2}"),
+    (rf"([\^_]) ?(-? ?\d+|-?{_TOKEN}|\\[A-Za-z]+(?:{_GROUP})*)", r"\1{\2}"),
+    (r"(\d+)\.(\d*)\\overline ?\{(\d+)\}", _repeating),
+    (r"(?<![\d.])\.(?=\d)", "0."),
+    (r"(?<=\S) ?\\(?:approx|simeq|sim)(?![A-Za-z]).*", ""),
+    (rf"\A *(?={_GROUP} *\Z)\{{(.*)\}} *\Z", r"\1"),
+    (r"(?<=\d)_\{10\}\Z", ""),
+]
+_RULES = [(re.compile(pattern), full) for pattern, full in _SPELLINGS]
 _THOUSANDS = re.compile(r"\A-?[1-9]\d{0,2}(?: \d{3})+\Z|(?<![\d,.])(?!0)\d{1,3}(?:,\d{3})+(?![\d,]\d|,\d)")
 _BLANK = re.compile(r"(\\text ?\{[^{}]*\}|\\[A-Za-z]+ (?=[A-Za-z])|\d (?=\d))| ")
-_RATIONAL = re.compile(
-    r"([+-]?) ?(?:(?P<decimal>\d+\.?\d*)"
-    r"|(?:(?P<whole>\d+) ?)?(?:\\frac\{(?P<p>-?\d+)\}\{(?P<q>\d+)\}|(?<!\d)(?P<n>\d+) ?/ ?(?P<d>\d+)))\Z"
-)
+_RATIONAL = re.compile(r"([+-]?) ?(?:(\d+(?:\.\d*)?)|(?:(\d+) +)?(-?\d+) ?/ ?(\d+))")
 # Words after a value that change it; up to four other words are its unit.
 _NO_UNIT = re.compile(
     r"\b(?:or|and|not|no|more|less|fewer|than|over|under|least|most|about|approximately|if|mod|base|plus|minus|times|of"
@@ -70,8 +72,8 @@ _NO_UNIT = re.compile(
     r"|thirds|quarters|tens|hundreds?|thousands?|[a-z]*illions?|(?!path|month|length)[a-z]+ths?|is|are|to|for|when)\b"
 )
 _UNIT = re.compile(
-    r" ?(?:(?P<sign>%|°(?: ?(?:\\text\{)?[CF]\}?)?)|\\text ?\{(?P<text>[A-Za-z. /]*)\}|(?<=\d)(?P<close>[ck]m)"
-    r"|(?<=\d )(?P<bare>(?:[a-z]{4,}|[cmk]m|kg|ft|in|mi|mph|min|sec|pct|hrs?|days?|ways?)(?: [a-z]+){0,3}))"
+    r" ?(?P<words>%|°(?: ?(?:\\text\{)?[CF]\}?)?|\\text ?\{[A-Za-z. /]*\}|(?<=\d)[ck]m"
+    r"|(?<=\d )(?:[a-z]{4,}|[cmk]m|kg|ft|in|mi|mph|min|sec|pct|hrs?|days?|ways?)(?: [a-z]+){0,3})"
     r"(?:\^\{(?P<power>[23])\})?\Z"
 )
 
@@ -81,7 +83,8 @@ def spell(text: str) -> str:
     """One spelling, with single spaces: without `$`, fonts, sizing commands, and thousands separators."""
     text = text[: MAX_ANSWER_CHARS + 1]
     if not text.isascii():
-        text = _SMALL.sub(_full_size, text.translate(_CHARACTERS))
+        text = text.translate(_CHARACTERS)
+        text = _SMALL.sub(lambda m: f"^{{{m[0]}}}" if m[1] else f"_{{{m[0]}}}" if m[2] else f" {m[0]}", text)
         text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
     for pattern, full in _RULES:
         text = pattern.sub(full, text)
@@ -91,10 +94,6 @@ def spell(text: str) -> str:
     return text
 
 
-def _full_size(match: re.Match[str]) -> str:
-    return f"^{{{match[0]}}}" if match["raised"] else f"_{{{match[0]}}}" if match["lowered"] else f" {match[0]}"
-
-
 def squeeze(text: str) -> str:
     """A spelled text without the spaces that mean nothing: "3 3" is not 33."""
     return _BLANK.sub(lambda match: match[1] or "", text)
@@ -102,14 +101,14 @@ def squeeze(text: str) -> str:
 
 def rational(text: str) -> Fraction | None:
     r"""The number that a spelled literal says: `-033`, `3/4`, `1\frac{1}{2}`, `0.25`."""
-    match = _RATIONAL.match(text)
+    match = _RATIONAL.fullmatch(re.sub(r"\\frac\{(-?\d+)\}\{(\d+)\}", r" \1/\2", text).strip())
     if not match:
         return None
-    p, q, whole = match["p"] or match["n"] or "0", int(match["q"] or match["d"] or 1), match["whole"]
-    if not q or (whole and not 0 < int(p) < q):
+    sign, decimal, whole, p, q = match.groups()
+    if q and (not int(q) or (whole and not 0 < int(p) < int(q))):
         return None
-    value = Fraction((match["decimal"] or whole or "0").rstrip(".")) + Fraction(int(p), q)
-    return -value if match[1] == "-" else value
+    value = Fraction(decimal.rstrip(".")) if decimal else int(whole or 0) + Fraction(int(p), int(q))
+    return -value if sign == "-" else value
 
 
 def split_unit(text: str) -> tuple[str, str]:
@@ -117,17 +116,16 @@ def split_unit(text: str) -> tuple[str, str]:
     if currency := re.match(r"(-?) ?\\\$ ?(?=.)", text):
         return currency[1] + text[currency.end() :], "dollars"
     match = _UNIT.search(text)
-    if not match or not match.start() or (match["sign"] and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text)):
+    if not match or not match.start():
         return text, ""
-    words = (match["text"] or match["bare"] or match["close"] or "").strip(" .").lower()
-    if _NO_UNIT.search(words):
-        return text, ""
-    power = match["power"] or ("2" if words.startswith("sq") else "3" if words.startswith("cu") else "")
-    words = re.sub(r"^(?:sq(?:uare)?|cu(?:bic)?)\b|\.? ", "", words.replace("/", "per"))
-    value = text[: match.start()].rstrip()
-    if re.fullmatch("[a-z]{3,}", value):
+    value, words = text[: match.start()].rstrip(), re.sub(r"\\text|[{}.]", "", match["words"]).strip().lower()
+    is_angle = words[:1] in ("%", "°") and re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text)
+    if is_angle or _NO_UNIT.search(words) or re.fullmatch("[a-z]{3,}", value):
         return text, ""
     if words in ("unit", "units"):
         return split_unit(value)
-    sign = re.sub(r"[^%°CF]", "", match["sign"] or "").replace("°", "degrees").replace("%", "percent")
-    return value, (words or sign) + power
+    power = match["power"] or ("2" if words.startswith("sq") else "3" if words.startswith("cu") else "")
+    words = re.sub(r"^(?:sq(?:uare)?|cu(?:bic)?)\b", "", words)
+    for short, full in (("%", "percent"), ("°", "degrees"), ("/", "per"), (" ", "")):
+        words = words.replace(short, full)
+    return value, words + power
