@@ -1,11 +1,15 @@
 import math
 import random
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+# A shell starts jobs in the background with Ctrl-C ignored, and what tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # An example takes longer if the machine is busy, or if it is the first to start a worker process.
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
