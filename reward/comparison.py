@@ -13,7 +13,6 @@ from reward.notation import rational, spell, split_unit, squeeze
 # decide(first, second, is_multiple): are two expressions equal, or is the first a multiple of the second?
 Decide = Callable[[str, str, bool], bool]
 MAX_PARTS, MAX_DEPTH = 24, 12
-MAX_CHARS, MAX_BRACKETS = 400, 100  # of one expression
 
 _TOKEN = re.compile(r"\\text ?\{[^{}]*\}|\\(?:begin|end)\{[a-zA-Z]*\}|\\[A-Za-z]+|\\.|[A-Za-z]+|.", re.DOTALL)
 _OPEN = re.compile(r"[{(\[]|\\(?:\{|begin\{.*)\Z")
@@ -71,9 +70,11 @@ def is_readable(text: str, depth: int = MAX_DEPTH) -> bool:
 
 def is_plain(text: str) -> bool:
     """Whether an expression can be parsed, and evaluated in a short time."""
-    brackets = [text.count(bracket) for bracket in "{}()"]
-    is_sound = brackets[::2] == brackets[1::2] and sum(brackets) <= MAX_BRACKETS and len(text) <= MAX_CHARS
-    return bool(is_sound and _PLAIN.match(text)) and not (_NOT_PLAIN.search(text) or _HUGE.search(text))
+    depths = [0]  # the parser's time is exponential in it
+    for token in text:
+        depths.append(depths[-1] + (token in "({") - (token in ")}"))
+    is_sound = depths[-1] == min(depths) == 0 and max(depths) <= MAX_DEPTH and bool(_PLAIN.match(text))
+    return is_sound and not (_NOT_PLAIN.search(text) or _HUGE.search(text))
 
 
 def split(text: str, separator: re.Pattern[str]) -> tuple[list[str], list[str]]:
