@@ -31,6 +31,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 _SPELLINGS: list[tuple[str, Any]] = [  # in this order; "\\cr " ends a row, and "°" is a degree sign
+    (r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|pi|text|infty|le)(?![A-Za-z]))", r"\\"),
     (r"\\\\", r"\\cr "),
     (r"(?<=\d)(?:\{,\}|,\\! ?|\\[, ])(?=\d{3})", ","),
     (r"\\(?:!|(?:left|right|[bB]igg?[lr]?|displaystyle|mathbf|boldsymbol|bf|rm)(?![A-Za-z]))", ""),
@@ -49,12 +50,17 @@ _SPELLINGS: list[tuple[str, Any]] = [  # in this order; "\\cr " ends a row, and 
     (r"\\times(?![A-Za-z])|\*", r"\\cdot "),
     (r"\\%", "%"),
     (r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![A-Za-z]))|\\degree", "°"),
-    # Arguments get their braces: \frac12, \sqrt2, x^10.
+    (r"\\(?:emptyset|varnothing)", r"\{\}"),
+    (r"(?<![A-Za-z\\])(sqrt|pi|sin|cos|tan|log|ln)(?![A-Za-z])", r"\\\1 "),
+    # Arguments get their braces: \frac12, \sqrt2, sqrt(2), x^10, x^(n+1).
+    (r"(\\sqrt|\^) ?\(([^()]*)\)", r"\1{\2}"),
     (r"\\[dtc]frac", r"\\frac"),
     (rf"\\(frac|binom) ?({_TOKEN})", r"\\\1{\2}"),
     (rf"\\(frac|binom) ?({_GROUP}) ?({_TOKEN})", r"\\\1\2{\3}"),
     (rf"\\sqrt ?(\[\d+\])? ?(\d+|{_TOKEN})", r"\\sqrt\1{\2}"),
     (rf"([\^_]) ?(-? ?\d+|-?{_TOKEN}|\\[A-Za-z]+(?:{_GROUP})*)", r"\1{\2}"),
+    (r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)"),
     (r"(\d+)\.(\d*)\\overline ?\{(\d+)\}", _repeating),
     (r"(?<![\d.])\.(?=\d)", "0."),
     (r"(?<=\S) ?\\(?:approx|simeq|sim)(?![A-Za-z]).*", ""),

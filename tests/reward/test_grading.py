@@ -19,6 +19,8 @@ def is_equal(answer: str, gold: str) -> bool:
 
 
 EQUAL = [
+    ("sqrt(2)", "\\sqrt{2}"), ("2pi", "2\\pi"), ("\\\\frac{1}{2}", "\\frac12"), ("{1\\over 2}", "\\frac12"),
+    ("\\emptyset", "\\varnothing"), ("x^(n+1)", "x^{n+1}"), ("\\mathbb{R}", "(-\\infty,\\infty)"),
     ("\\begin{aligned}204\\end{aligned}", "204"), ("\\begin{equation*}204\\end{equation*}", "204"),
     ("2.50", "\\frac52"),
     ("\\frac{7}{3}\\approx 2.33", "7/3"), ("\\frac{7}{3} \\simeq 2.33", "7/3"),
