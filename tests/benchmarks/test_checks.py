@@ -1,4 +1,7 @@
-"""Checks: verdicts, processes of their own, the report, the command."""
+"""Checks: verdicts, processes of their own, the report, the command.
+
+Only real processes show that a check that hangs or dies leaves none behind.
+"""
 
 import json
 import signal

@@ -1,4 +1,7 @@
-"""Only its user can reach a run. An outsider knows the machine's address; another user has access to its loopback."""
+"""Only its user can reach a run. An outsider knows the machine's address; another user has access to its loopback.
+
+Only a whole run opens the ports and files of Ray, vLLM, and the judge that an outsider could find.
+"""
 
 import ipaddress
 import json

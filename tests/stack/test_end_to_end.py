@@ -1,4 +1,7 @@
-"""`./train_grpo.sh --tiny` as a user types it."""
+"""`./train_grpo.sh --tiny` as a user types it.
+
+Only a whole run shows that what was sampled is what is trained on and synced, and that the files tell of it.
+"""
 
 import json
 from argparse import Namespace

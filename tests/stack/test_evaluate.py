@@ -1,4 +1,7 @@
-"""`python -m eval.evaluate` and `vllm serve` as a user types them: the tiny model, an adapter, a kill in the middle."""
+"""`python -m eval.evaluate` and `vllm serve` as a user types them: the tiny model, an adapter, a kill in the middle.
+
+Only real engines show that an adapter acts as in training when it is evaluated and served.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The checks of engines, and `sync`, on a CPU at tiny sizes: real Ray, real engines, and the actor's model."""
+"""The checks of engines, and `sync`, on a CPU at tiny sizes: real Ray, real engines, and the actor's model.
+
+Otherwise the checks would run for the first time on a GPU that somebody pays for.
+"""
 
 import json
 import math

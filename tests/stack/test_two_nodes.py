@@ -1,4 +1,7 @@
-"""A run on two nodes of a Ray cluster: the actor on the launcher's, the engines on the other, which is lost."""
+"""A run on two nodes of a Ray cluster: the actor on the launcher's, the engines on the other, which is lost.
+
+Only Ray itself places ranks and engines, and tells of a lost node.
+"""
 
 import signal
 from pathlib import Path

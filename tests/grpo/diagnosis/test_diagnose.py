@@ -1,4 +1,7 @@
-"""The diagnosis of drawn runs, its table, its advice, and lines that nobody should write."""
+"""The diagnosis of drawn runs, its table, its advice, and lines that nobody should write.
+
+It takes many runs, step by step, to show that rules find ailments in time and leave healthy runs alone.
+"""
 
 import json
 import random

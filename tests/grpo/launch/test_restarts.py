@@ -1,4 +1,7 @@
-"""A run that loses a process goes on by itself. The launcher is real, and so are the deaths."""
+"""A run that loses a process goes on by itself. The launcher is real, and so are the deaths.
+
+Only whole launchers show which process a signal reaches between two attempts; the trainer is a stand-in.
+"""
 
 import os
 import signal

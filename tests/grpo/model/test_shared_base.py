@@ -1,4 +1,7 @@
-"""One copy of the base: a process owns it as an engine does, and this one maps it as the actor does."""
+"""One copy of the base: a process owns it as an engine does, and this one maps it as the actor does.
+
+Only two processes show that both compute with the same memory, and that a change of it is noticed.
+"""
 
 import faulthandler
 import json
