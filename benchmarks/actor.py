@@ -108,7 +108,7 @@ def build(shape: Architecture, device: torch.device, base: "MappedBase | None" =
     args: Any = SimpleNamespace(actor_shard=NO_SHARD, offload=False)
     zero.tune(config, args)
     of_files = AutoConfig.from_pretrained(folder / "model")
-    model = loading.build_gpt_oss(of_files, RandomWeights(), ds_config=config, sharded=False, base=base)
+    model = loading.build_gpt_oss(of_files, RandomWeights().fill, ds_config=config, sharded=False, base=base)
     model = parity.add_adapter(model, RANK, scale)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]

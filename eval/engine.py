@@ -23,9 +23,10 @@ from grpo.checkpoint.adapter_files import Adapter
 from grpo.launch.supervise.processes import RunFolder
 from grpo.lora import expert_form
 from grpo.lora.adapter import Checksums, TensorSpec, layout
-from grpo.lora.sync import SharedMemory, check_sync
+from grpo.lora.sync import check_sync
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
+from grpo.model.shared_base import MemoryFile
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
 from grpo.rollout.engine import arguments
 from grpo.rollout.thinking import Budget, Delimiter
@@ -149,8 +150,8 @@ def meeting_place() -> Path:
 def load_adapter(llm: Any, adapter: Adapter, base: Architecture) -> None:
     """Load an adapter into an engine that has generated nothing yet."""
     flat, specs = flatten(adapter, base)
-    memory = SharedMemory(flat.nbytes)
-    memory.bytes[:] = flat.view(torch.uint8).numpy()
+    memory = MemoryFile(flat.nbytes, "grpo-adapter")
+    memory.map_for_writing().copy_(flat.view(torch.uint8))
     results = llm.collective_rpc("load_adapter", args=(memory.path, [asdict(spec) for spec in specs]))
     check_sync([results], Checksums.of(flat, specs))
 

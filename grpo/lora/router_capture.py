@@ -13,6 +13,7 @@ choices by slot of the KV cache: a request that reuses a slot gets the choices w
 
 import importlib
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,8 @@ from grpo.stack.upstream import ROLLOUT
 KNOWN_MXFP4 = ("MARLIN", "TRITON")  # names of vLLM's backends
 
 
-@dataclass
-class Pass:
-    """The forward pass that runs in this process, and whether its choices are noted."""
-
-    is_noted: bool = False
-
-
-now = Pass()
+# Whether the choices of the forward pass that runs in this process are noted. The model's layers know no scheduler.
+now = SimpleNamespace(is_noted=False)
 
 
 def choose(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -67,8 +62,6 @@ def prepare(experts: Any, config: VllmConfig) -> None:
     backend = getattr(find_weights(experts).quant_method, "mxfp4_backend", None)
     if backend is not None and backend.name not in KNOWN_MXFP4:
         faults.append(f"the MXFP4 kernels {backend.name}, whose handling of excluded experts is not known")
-    if experts.moe_config.num_experts > 255:
-        faults.append(f"{experts.moe_config.num_experts} experts, of which a byte holds 255")
     if faults and _records_all(config):
         raise UserError(f"--routing_replay does not work with {' and '.join(faults)}", "give --no-routing_replay")
     if faults:
@@ -109,11 +102,7 @@ class Call:
 
 
 class Recorder:
-    """The record of one worker.
-
-    Args:
-        runner: vLLM's model runner, with the model and the KV cache.
-    """
+    """The record of one worker: of what its model runner feeds the model, and what is in its KV cache."""
 
     def __init__(self, runner: GPUModelRunner) -> None:
         model: Any = runner.model

@@ -7,8 +7,6 @@ are vLLM processes. They map the actor's copy and copy their slices into their l
 
 import asyncio
 import functools
-import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -18,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from grpo.lora.adapter import Checksums, SyncResult, TensorSpec, gather
+from grpo.model.shared_base import MemoryFile
 from grpo.stack.upstream import AsyncLLM, EngineActor
 
 TIMEOUT_SECONDS = 600.0
@@ -29,10 +28,6 @@ class SyncError(RuntimeError):
 
 def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int | None:
     """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
-
-    Args:
-        model: the PeftModel of this rank.
-        engines: the ``LLMRayActor`` handles.
 
     Returns:
         the most memory that any engine's worker held since the sync before, in bytes; None on all ranks but the first.
@@ -60,31 +55,12 @@ def send(flat: torch.Tensor, specs: list[TensorSpec], engines: Sequence[EngineAc
     return max(result["memory"] for workers in results for result in workers)
 
 
-class SharedMemory:
-    """An unnamed file that other processes of this user can map until this process ends.
-
-    Unlike a file in /dev/shm, it leaves nothing behind however the process ends, and Docker's limit on /dev/shm does
-    not apply. It is reused for every sync, so its pages are allocated once.
-
-    Attributes:
-        path: the name by which other processes on this machine open it.
-        bytes: numpy uint8 ``[size]``.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._descriptor = os.memfd_create("grpo-adapter")
-        os.ftruncate(self._descriptor, size)
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        self.bytes = np.frombuffer(mmap.mmap(self._descriptor, size), dtype=np.uint8)
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
-
-
-@functools.lru_cache(maxsize=1)
-def _shared_memory(engine: int, size: int) -> SharedMemory:
+@functools.lru_cache(maxsize=1)  # reused for every sync, so its pages are allocated once
+def _map_memory(engine: int, size: int) -> tuple[MemoryFile, np.ndarray]:
+    """Return a file for an adapter, and its bytes, uint8 ``[size]``."""
     del engine  # two engines in one process must not overwrite each other's adapter
-    return SharedMemory(size)
+    memory = MemoryFile(size, "grpo-adapter")
+    return memory, memory.map_for_writing().numpy()
 
 
 async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict]) -> list[SyncResult]:
@@ -103,8 +79,8 @@ async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict])
     Raises:
         SyncError: if the prefix cache could not be reset. Its entries were computed with the old adapter.
     """
-    memory = _shared_memory(id(llm), buffer.nbytes)
-    memory.bytes[:] = buffer
+    memory, content = _map_memory(id(llm), buffer.nbytes)
+    content[:] = buffer
     # Nothing is generated during a sync, so the order of these two does not matter.
     results: list[SyncResult]
     dropped: bool
@@ -117,10 +93,7 @@ async def load_into_engine(llm: AsyncLLM, buffer: np.ndarray, specs: list[dict])
 
 
 def check_sync(results: list[list[SyncResult]], expected: Checksums) -> None:
-    """Compare what each engine's workers report with what was sent.
-
-    Args:
-        results: for each engine, the reports of :func:`load_into_engine`.
+    """Compare what each engine's workers report, see :func:`load_into_engine`, with what was sent.
 
     Raises:
         SyncError: if an engine's workers applied other values or only part of the adapter, or did not report.

@@ -245,7 +245,7 @@ class AdapterWorker(router_capture.RecordingWorker):
             return shared_base.describe(engine_base.list_tensors(runner.model))
         from grpo.model import base_on_cpu
 
-        return base_on_cpu.make(runner.vllm_config.additional_config[SHARED]).describe()
+        return base_on_cpu.describe(runner.vllm_config.additional_config[SHARED])
 
 
 def held_memory(device: torch.device) -> int:

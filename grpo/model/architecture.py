@@ -22,10 +22,7 @@ EXPERTS_TARGET = "experts"  # the projections of all experts
 TARGETS = (*ATTENTION_PROJECTIONS, EXPERTS_TARGET)  # that an adapter can have, in the order of the model
 _MOST_LAYERS = 1000  # gpt-oss-120b has 36
 _GROUP = 32  # values that share a scale; as in grpo.model.mxfp4, which needs torch
-
-
 _FLOATS = ("BF16", "F16", "F32")
-
 
 # The rotary frequencies of gpt-oss, as transformers 5 names them. transformers 4 does not read these names: actor and
 # engines would load a model with other values as if it had these, and agree with each other.
@@ -215,12 +212,8 @@ def _contradictions(model: Model, wanted: dict[str, tuple[int, ...]]) -> list[Fi
             tensors[file, "of another shape"].append((name, f" is {tensor.shape}, config.json asks for {wanted[name]}"))
         elif tensor.dtype not in dtypes:
             tensors[file, "of another type"].append((name, f" is {tensor.dtype}, not {' or '.join(dtypes)}"))
-    return [
-        FileFault(file, _describe(kind, names), _REMEDY, tuple(name for name, _ in names))
-        for (file, kind), names in tensors.items()
-    ]
-
-
-def _describe(kind: str, names: list[tuple[str, str]]) -> str:
-    first, detail = names[0]
-    return f"holds {len(names)} tensor{'s' * (len(names) > 1)} {kind}: {first}{detail}"
+    faults = []
+    for (file, kind), names in tensors.items():
+        what = f"holds {len(names)} tensor{'s' * (len(names) > 1)} {kind}: {''.join(names[0])}"
+        faults.append(FileFault(file, what, _REMEDY, tuple(name for name, _ in names)))
+    return faults

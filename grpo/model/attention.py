@@ -156,15 +156,8 @@ class ChunkedAttention(torch.autograd.Function):
             d_key[:, :, keys] += folded.transpose(-1, -2) @ _fold_heads(grouped[..., queries, :])
         sink = sinks.to(lse.dtype).view(1, key.shape[1], -1, 1)
         d_sinks = -((sink - lse).exp() * delta).sum((0, 3)).flatten()
-        return (
-            d_query.view_as(query),
-            d_key.to(key.dtype),
-            d_value.to(value.dtype),
-            d_sinks.to(sinks.dtype),
-            None,
-            None,
-            None,
-        )
+        d_key, d_value, d_sinks = d_key.to(key.dtype), d_value.to(value.dtype), d_sinks.to(sinks.dtype)
+        return d_query.view_as(query), d_key, d_value, d_sinks, None, None, None
 
 
 def _group_heads(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -255,12 +248,8 @@ def _find_error(config: "GptOssConfig", window: int | None, device: torch.device
     """Return the largest relative error of the result and of the gradients."""
     heads, shared, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     generator = torch.Generator().manual_seed(0)
-    shapes = [
-        (1, heads, CHECKED_LENGTH, size),
-        (1, shared, CHECKED_LENGTH, size),
-        (1, shared, CHECKED_LENGTH, size),
-        (heads,),
-    ]
+    of_keys = 1, shared, CHECKED_LENGTH, size
+    shapes = [(1, heads, CHECKED_LENGTH, size), of_keys, of_keys, (heads,)]
     inputs = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
     upstream = torch.randn(shapes[0], generator=generator).bfloat16()
     tokens = torch.ones(1, CHECKED_LENGTH, dtype=torch.bool)

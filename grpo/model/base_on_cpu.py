@@ -23,39 +23,24 @@ from grpo.model import engine_base, model_files, shared_base
 from grpo.stack.hub import downloaded_folder
 
 
-class BaseOnCpu:
-    """What an engine on a GPU would hold of an MXFP4 checkpoint, in read-only memory.
-
-    vLLM's groups of workers exist already.
-
-    Args:
-        folder: of the checkpoint.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.model = _build(folder)
-        shards = [str(shard) for shard in model_files.read(folder).shards]
-        weights = safetensors_weights_iterator(shards, use_tqdm_on_load=False)
-        with torch.no_grad():
-            self._memory = shared_base.seal_parameters(self.model, lambda: self.model.load_weights(weights))
-
-    def describe(self) -> shared_base.Description:
-        """Describe the base for the actor."""
-        return shared_base.describe(engine_base.list_tensors(self.model), self._memory)
+@functools.cache  # the result keeps the memory
+def _load(folder: Path) -> tuple[Any, shared_base.MemoryFile]:
+    """Return vLLM's model, and the read-only memory in which its parameters lie."""
+    model = _build(folder)
+    shards = [str(shard) for shard in model_files.read(folder).shards]
+    weights = safetensors_weights_iterator(shards, use_tqdm_on_load=False)
+    with torch.no_grad():
+        return model, shared_base.seal_parameters(model, lambda: model.load_weights(weights))
 
 
-@functools.cache
-def make(model: str) -> BaseOnCpu:
-    """Return the base of a model, which this process owns from the first call on."""
-    return BaseOnCpu(downloaded_folder(model))
+def describe(model: str) -> shared_base.Description:
+    """Describe the base of a model, which this process owns from the first call on. vLLM's groups exist already."""
+    loaded, memory = _load(downloaded_folder(model))
+    return shared_base.describe(engine_base.list_tensors(loaded), memory)
 
 
 def configure(model: object) -> VllmConfig:
-    """Return an engine's configuration, as far as vLLM's classes for gpt-oss with MXFP4 experts read it.
-
-    Args:
-        model: the configuration of transformers or vLLM.
-    """
+    """Return an engine's configuration, as far as vLLM's classes for gpt-oss with MXFP4 experts read it."""
     config = VllmConfig(device_config=DeviceConfig("cpu"))
     described: Any = SimpleNamespace(
         hf_config=model,

@@ -14,11 +14,6 @@ import torch
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
 
 
-def is_needed() -> bool:
-    """Return whether PyTorch would compute bf16 products on this CPU with its plain loop."""
-    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
 @functools.cache
 def install() -> torch.library.Library | None:
     """Replace PyTorch's kernels in this process, forward and backward. A second call does nothing.
@@ -26,7 +21,7 @@ def install() -> torch.library.Library | None:
     Returns:
         The handle that keeps the kernels in place, or None if they are not needed.
     """
-    return replace_kernels() if is_needed() else None
+    return None if torch.ops.mkldnn._is_mkldnn_bf16_supported() else replace_kernels()
 
 
 def replace_kernels() -> torch.library.Library:

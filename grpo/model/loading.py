@@ -12,9 +12,9 @@ partitions nor gathers. ZeRO-3 holds the adapter alone. The buffers may be the e
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
@@ -32,6 +32,9 @@ try:
     from transformers.initialization import no_init_weights  # transformers 5
 except ImportError:
     from transformers.modeling_utils import no_init_weights  # transformers 4
+
+# Writes elements of a parameter: :meth:`grpo.model.model_reader.CheckpointReader.fill`, or what a benchmark has.
+Fill = Callable[[str, torch.Size, int, torch.Tensor], None]
 
 
 def is_gpt_oss(path: str | Path) -> bool:
@@ -69,22 +72,15 @@ def load_gpt_oss(
     is_packed = packed and architecture.Architecture.from_config(files.config).mxfp4
     config = AutoConfig.from_pretrained(directory)
     reader = CheckpointReader(files)
-    model = build_gpt_oss(config, reader, attn_implementation, ds_config, is_packed, sharded, base)
+    model = build_gpt_oss(config, reader.fill, attn_implementation, ds_config, is_packed, sharded, base)
     if base:
         base.compare(reader)
     return model
 
 
-class Reader(Protocol):
-    """Where the values of a model come from."""
-
-    def fill(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
-        """Write elements of a parameter, as :meth:`grpo.model.model_reader.CheckpointReader.fill` does."""
-
-
 def build_gpt_oss(
     config: GptOssConfig,
-    reader: Reader,
+    fill: Fill,
     attn_implementation: str = attention.NAME,
     ds_config: dict | None = None,
     packed: bool = True,
@@ -95,7 +91,6 @@ def build_gpt_oss(
 
     Args:
         config: of the model; it is changed.
-        reader: of the values.
         packed: whether experts are in MXFP4; the other arguments are those of :func:`load_gpt_oss`.
     """
     if hasattr(config, "quantization_config"):
@@ -115,13 +110,13 @@ def build_gpt_oss(
         owner_name, _, leaf = name.rpartition(".")
         owner = model.get_submodule(owner_name)
         if sharded:
-            owner.register_parameter(leaf, _load_parameter(reader, name, parameter, zero))
+            owner.register_parameter(leaf, _load_parameter(fill, name, parameter, zero))
         else:
             delattr(owner, leaf)
             if base:
                 base.register(owner, leaf, name, parameter)
             else:
-                owner.register_buffer(leaf, _load_whole(reader, name, parameter))
+                owner.register_buffer(leaf, _load_whole(fill, name, parameter))
     if not sharded:
         # PEFT asks for it, or else for a parameter's device.
         model.hf_device_map = {"": torch.device(get_accelerator().current_device_name())}
@@ -134,9 +129,6 @@ def share_of_cores(ranks: int) -> Iterator[None]:
     """Let PyTorch use this rank's share of the cores within the context.
 
     Ray starts its actors with OMP_NUM_THREADS=1. Training on a GPU needs no more; copying and unpacking weights does.
-
-    Args:
-        ranks: the number of ranks that load at the same time.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(max(before, len(os.sched_getaffinity(0)) // ranks))
@@ -146,24 +138,24 @@ def share_of_cores(ranks: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _load_parameter(reader: Reader, name: str, described: nn.Parameter, zero: ZeroPartitioner | None) -> nn.Parameter:
+def _load_parameter(fill: Fill, name: str, described: nn.Parameter, zero: ZeroPartitioner | None) -> nn.Parameter:
     """Return a parameter of the shape of ``described``, which is on the meta device."""
     if zero is None:
-        whole = _load_whole(reader, name, described, "cpu")
+        whole = _load_whole(fill, name, described, "cpu")
         return nn.Parameter(whole, requires_grad=described.requires_grad)
     shape = described.shape
     parameter = zero.partitioned_parameter(shape, _dtype(described), described.requires_grad)
     start, stop = zero.local_range(shape)
     if stop > start:
-        reader.fill(name, shape, start, parameter.ds_tensor.data[: stop - start])
+        fill(name, shape, start, parameter.ds_tensor.data[: stop - start])
     return parameter
 
 
-def _load_whole(reader: Reader, name: str, described: nn.Parameter, device: str | None = None) -> torch.Tensor:
+def _load_whole(fill: Fill, name: str, described: nn.Parameter, device: str | None = None) -> torch.Tensor:
     """Return the values of a parameter that is on the meta device, by default on this rank's device."""
     device = device or get_accelerator().current_device_name()
     whole = torch.empty(described.shape, dtype=_dtype(described), device=device)
-    reader.fill(name, described.shape, 0, whole.view(-1))
+    fill(name, described.shape, 0, whole.view(-1))
     return whole
 
 

@@ -45,26 +45,24 @@ class Description(TypedDict):
     digest: str
 
 
-class SealedMemory:
-    """An unnamed file in memory that is written once and then sealed.
+class MemoryFile:
+    """An unnamed file of some bytes in memory, which can be sealed once it is written.
 
-    Like a mapping of it, it stays until the last process that holds it ends or lets go of it.
+    It stays until the last process that holds or maps it ends or lets go of it. Unlike a file in /dev/shm, it leaves
+    nothing behind however the process ends, and Docker's limit on /dev/shm does not apply.
 
     Attributes:
         path: the name by which other processes of this user open it, while this one lives.
-
-    Args:
-        size: in bytes.
     """
 
-    def __init__(self, size: int) -> None:
-        descriptor = os.memfd_create("grpo-base", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    def __init__(self, size: int, label: str = "grpo-base") -> None:
+        descriptor = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
         self._file.truncate(size)
         self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
 
     def map_for_writing(self) -> torch.Tensor:
-        """Return the memory as uint8 ``[size]``. Nothing may refer to it when it is sealed."""
+        """Return the memory as uint8 ``[size]``. Only a file that nothing maps for writing can be sealed."""
         return torch.frombuffer(mmap.mmap(self._file.fileno(), 0), dtype=torch.uint8)
 
     def seal(self) -> torch.Tensor:
@@ -78,17 +76,13 @@ class SealedMemory:
         return _map_file(self.path)
 
 
-def seal_parameters(model: nn.Module, fill: Callable[[], object]) -> SealedMemory:
-    """Put the parameters of a model on the CPU into memory of their own, fill them, and seal it.
-
-    Args:
-        fill: writes the parameters.
-    """
+def seal_parameters(model: nn.Module, fill: Callable[[], object]) -> MemoryFile:
+    """Put the parameters of a model on the CPU into memory of their own, let ``fill`` write them, and seal it."""
     places, size = [], 0
     for parameter in model.parameters():
         places.append((parameter, parameter.shape, slice(size, size + parameter.nbytes)))
         size += -(-parameter.nbytes // _ALIGNED) * _ALIGNED
-    memory = SealedMemory(size)
+    memory = MemoryFile(size)
 
     def place(whole: torch.Tensor) -> None:
         for parameter, shape, part in places:
@@ -102,7 +96,7 @@ def seal_parameters(model: nn.Module, fill: Callable[[], object]) -> SealedMemor
     return memory
 
 
-def describe(tensors: Mapping[str, torch.Tensor], memory: SealedMemory | None = None) -> Description:
+def describe(tensors: Mapping[str, torch.Tensor], memory: MemoryFile | None = None) -> Description:
     """Describe the base that this process owns.
 
     Args:
@@ -114,7 +108,8 @@ def describe(tensors: Mapping[str, torch.Tensor], memory: SealedMemory | None = 
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         if (address := storage.data_ptr()) not in storages:
-            storages[address] = memory.path if memory else _share(storage)
+            # On a GPU, the arguments with which another process calls `_new_shared_cuda`.
+            storages[address] = memory.path if memory else storage._share_cuda_()
         dtype = str(tensor.dtype).removeprefix("torch.")
         number = list(storages).index(address)
         places[name] = number, dtype, list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset())
@@ -193,11 +188,6 @@ def _name_gpu() -> str:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if torch.cuda.is_available() else ""
 
 
-def _share(storage: torch.UntypedStorage) -> Any:
-    """Return what another process needs to map memory of this GPU: the arguments of ``_new_shared_cuda``."""
-    return storage._share_cuda_()
-
-
 def _open(handle: Any) -> torch.UntypedStorage:
     if isinstance(handle, str):
         return _map_file(handle).untyped_storage()
@@ -206,14 +196,7 @@ def _open(handle: Any) -> torch.UntypedStorage:
 
 
 class MappedBase:
-    """The base of the actor's model, which lies in the memory of the engine on its GPU.
-
-    Args:
-        description: the engine's.
-
-    Attributes:
-        digest: of the base.
-    """
+    """The base of the actor's model, which lies in the memory of the engine on its GPU."""
 
     def __init__(self, description: Description) -> None:
         self._tensors = map_tensors(description)
@@ -231,7 +214,7 @@ class MappedBase:
         if tensor is None or (tuple(tensor.shape), tensor.dtype == torch.uint8) != wanted:
             raise BaseError(f"the engine does not hold {name} as the actor computes it: they load different models")
         self._buffers[name] = owner, leaf
-        self._place(name)
+        owner.register_buffer(leaf, tensor if tensor.dtype == torch.uint8 else tensor.bfloat16())  # bf16 stays itself
 
     def compare(self, reader: CheckpointReader) -> None:
         """Compare all bytes with the model's files, as an actor with its own base reads them.
@@ -246,11 +229,6 @@ class MappedBase:
                 reader.fill(name, held.shape, number * _PIECE, expected)
                 if not torch.equal(part.view(torch.uint8), expected.view(torch.uint8)):
                     raise BaseError(f"the engine holds other values of {name} than the model's files")
-
-    def _place(self, name: str) -> None:
-        owner, leaf = self._buffers[name]
-        tensor = self._tensors[name]
-        owner.register_buffer(leaf, tensor if tensor.dtype == torch.uint8 else tensor.bfloat16())  # bf16 stays itself
 
     def check(self) -> None:
         """Raise BaseError if the base has changed since it was loaded."""

@@ -261,25 +261,6 @@ def test_quantize_breaks_ties_to_the_even_code_and_saturates():
     assert torch.signbit(result[9, 0])
 
 
-@pytest.mark.parametrize("weight", [torch.zeros(33, 2), torch.zeros(32), torch.full((32, 2), torch.nan)])
-def test_quantize_refuses_what_it_cannot_hold(weight):
+def test_quantize_refuses_what_it_cannot_hold():
     with pytest.raises(ValueError, match="MXFP4"):
-        mxfp4.quantize(weight)
-
-
-BLOCKS, SCALES = torch.zeros(4, 2, 16, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "scales", "out"),
-    [
-        (BLOCKS.float(), SCALES, None), (BLOCKS, SCALES.float(), None), (BLOCKS[..., :8], SCALES, None),
-        (BLOCKS, SCALES[:, :1], None), (BLOCKS[0], SCALES[0], None), (BLOCKS, SCALES, torch.empty(64, 4)),
-        (BLOCKS, SCALES, torch.empty(64, 2, dtype=torch.bfloat16)),
-        (BLOCKS, SCALES, torch.empty(4, 64, dtype=torch.bfloat16).T),
-        (BLOCKS, SCALES, torch.empty(64, 4, dtype=torch.bfloat16, device="meta")),
-    ],
-)  # fmt: skip
-def test_dequantize_refuses_what_does_not_fit(blocks, scales, out):
-    with pytest.raises(ValueError, match="MXFP4" if out is None else "out"):
-        mxfp4.dequantize(blocks, scales, out=out)
+        mxfp4.quantize(torch.full((32, 2), torch.nan))

@@ -108,14 +108,10 @@ def run_pass(model, recorded):
 
 
 @pytest.mark.parametrize(
-    ("shape", "expert", "message"),
-    [
-        ((LENGTH, LAYERS + 1, CHOSEN), 1, "4 layers"), ((LENGTH, LAYERS, CHOSEN + 1), 1, "3 experts"),
-        ((LENGTH + 1, LAYERS, CHOSEN), 1, "8 tokens"), ((LENGTH, LAYERS, CHOSEN), EXPERTS + 1, "expert 8"),
-    ],
-)  # fmt: skip
-def test_routings_that_do_not_fit_the_model_are_refused(shape, expert, message):
+    ("shape", "message"), [((LENGTH, LAYERS + 1, CHOSEN), "4 layers"), ((LENGTH, LAYERS, CHOSEN + 1), "3 experts")]
+)
+def test_routings_that_do_not_fit_the_model_are_refused(shape, message):
     model = make_small_model()
-    routings = [torch.full(shape, expert, dtype=torch.uint8)] * ROWS
+    routings = [torch.ones(shape, dtype=torch.uint8)] * ROWS
     with pytest.raises(ValueError, match=message), routing.replay_choices(model, routings, LENGTH, "cpu"):
         pass

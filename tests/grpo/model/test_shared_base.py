@@ -140,7 +140,7 @@ def test_an_engine_shares_its_model_on_hopper_alone(capability, monkeypatch):
 
 
 def test_nobody_can_write(owner):
-    memory = shared_base.SealedMemory(4096)
+    memory = shared_base.MemoryFile(4096)
     writable = memory.map_for_writing().fill_(7)
     with pytest.raises(OSError, match="busy"):
         memory.seal()
