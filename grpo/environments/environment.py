@@ -36,15 +36,11 @@ class ToolError(Exception):
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        parameters: JSON schema of the arguments, an object.
-    """
+    """A function that the model may call."""
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Any]  # JSON schema of the arguments, an object
 
     def as_openai(self) -> dict[str, Any]:
         """Return the tool in the form of the OpenAI protocol and of chat templates."""
@@ -190,10 +186,8 @@ def load(name: str) -> type[Environment]:
     if name == SINGLE:
         return SingleAnswer
     path = BUILT_IN.get(name, Path(name))
-    if path.suffix == ".py" and not path.is_file():
+    if path.suffix != ".py" or not path.is_file():
         raise SetupError(f"ENVIRONMENT {name} does not exist", _FORMS)
-    if path.suffix != ".py":
-        raise SetupError(f"ENVIRONMENT {name} is not an environment", _FORMS)
     try:
         module = run_file(path, f"environment_{path.stem}")
     except (Exception, SystemExit) as error:

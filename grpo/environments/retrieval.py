@@ -49,9 +49,6 @@ class Library:
         self._database.execute("CREATE VIRTUAL TABLE library USING fts5(title, text, tokenize='porter unicode61')")
         self._database.executemany("INSERT INTO library(title, text) VALUES (?, ?)", documents)
 
-    def __len__(self) -> int:
-        return self._ask("SELECT count(*) FROM library")[0][0]
-
     def search(self, query: str, count: int) -> list[tuple[int, str, str]]:
         """Return number, title, and excerpt of the best matches for any of the query's first MAX_WORDS words."""
         words = list({word.casefold(): word for word in re.findall(r"\w+", query)}.values())[:MAX_WORDS]

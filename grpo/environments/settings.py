@@ -72,10 +72,7 @@ class Mixture:
         return len(self.members) > 1
 
     def assign_file(self, file: Path, key: str = "prompt") -> dict[str, str]:
-        """Return the environment of each prompt of a data file.
-
-        Args:
-            key: the field of the prompt.
+        """Return the environment of each prompt of a data file, whose prompts stand in the field ``key``.
 
         Raises:
             SetupError: for a line that names an environment that the run does not have.
@@ -110,13 +107,9 @@ class Mixture:
         return assigned
 
     def logs(self, name: str, response: Mapping[str, Any]) -> dict[str, float]:
-        """Return the numbers by environment of one rollout; {} for a run with a single environment.
+        """Return the numbers by environment of one rollout in the environment ``name``; {} for a single environment.
 
         A rollout has no numbers for other environments, so a mean over the batch is a mean over this environment.
-
-        Args:
-            name: of the rollout's environment.
-            response: the trainer's, see :func:`grpo.rollout.multi_turn.roll_out`.
         """
         if not self.is_several:
             return {}
@@ -199,16 +192,11 @@ class RolloutLimits:
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """The settings of rollouts.
-
-    Attributes:
-        mixture: the environments.
-        max_rows: trained rows per rollout; the actor holds them in memory at once.
-    """
+    """The settings of rollouts."""
 
     mixture: Mixture
     limits: RolloutLimits
-    max_rows: int
+    max_rows: int  # trained rows of a rollout; the actor holds them in memory at once
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> "EnvironmentSettings":

@@ -27,8 +27,7 @@ def load_gpt_oss(
 ) -> torch.nn.Module:
     """Load a gpt-oss from its MXFP4 checkpoint, into ZeRO-3 partitions or whole on each rank, or map the engine's.
 
-    Args:
-        expert_rank: of the adapters of experts; 0 leaves them without.
+    Experts get adapters of ``expert_rank``, or none if it is 0.
     """
     with loading.share_of_cores(int(os.environ.get("WORLD_SIZE", "1"))):
         model = loading.load_gpt_oss(path, attention, ds_config, experts == PACKED, shard == ZERO3, base)

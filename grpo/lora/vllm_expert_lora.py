@@ -156,18 +156,12 @@ def slots(experts: Experts) -> dict[str, tuple[torch.Tensor, tuple[slice, ...]]]
     """Map each adapter tensor of one layer's experts to its buffer on this worker, and to the part that it holds."""
     rank, everything = experts.expert_rank, slice(None)
     part = experts.inner_part
-    held = part.stop - part.start  # vLLM pads weights
+    held, pairs = part.stop - part.start, slice(2 * part.start, 2 * part.stop)  # vLLM pads weights
     gate_up, down = MODULES.values()
     return {
         f"{gate_up}.lora_A": (experts.lora_gate_up_A[:, :rank], (everything,)),
-        f"{gate_up}.lora_B": (
-            experts.lora_gate_up_B[:, : 2 * held, :rank],
-            (everything, slice(2 * part.start, 2 * part.stop)),
-        ),
-        f"{down}.lora_A": (
-            experts.lora_down_A[:, :rank, :held],
-            (everything, everything, part),
-        ),
+        f"{gate_up}.lora_B": (experts.lora_gate_up_B[:, : 2 * held, :rank], (everything, pairs)),
+        f"{down}.lora_A": (experts.lora_down_A[:, :rank, :held], (everything, everything, part)),
         f"{down}.lora_B": (experts.lora_down_B[..., :rank], (everything,)),
     }
 

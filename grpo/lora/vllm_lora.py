@@ -188,9 +188,7 @@ def map_file(path: str, inode: int) -> np.ndarray:
 def group_by_layer(flat: torch.Tensor, specs: list[dict]) -> dict[str, dict[str, tuple[int, torch.Tensor]]]:
     """Return, for each layer, its tensors and their numbers in the adapter, by their names in attention or experts.
 
-    Args:
-        flat: bf16 ``[elements]``, the adapter.
-        specs: the fields of each ``TensorSpec``.
+    ``flat`` is bf16 ``[elements]``, and ``specs`` has the fields of each ``TensorSpec``, by their offsets.
     """
     layers: dict[str, dict[str, tuple[int, torch.Tensor]]] = {}
     tensors = unflatten(flat, [TensorSpec(**fields) for fields in specs])
@@ -205,9 +203,6 @@ class AdapterWorker(router_capture.RecordingWorker):
 
     def load_adapter(self, path: str, specs: list[dict]) -> SyncResult:
         """Replace the adapter with the one in the file ``path``; see :func:`grpo.lora.sync.load_into_engine`.
-
-        Args:
-            specs: the fields of each ``TensorSpec``, in the order of their offsets.
 
         Raises:
             ValueError: if a tensor belongs to no layer of this model.

@@ -88,7 +88,7 @@ class ExpertLora(nn.Module, LoraLayer):
         LoraLayer.__init__(self, nn.Identity())  # the frozen product is that of the layer's experts
 
     def _get_in_out_features(self, module: nn.Module) -> tuple[int, int]:
-        del module
+        del module  # PEFT's own would look at its weight: the frozen layer here is an Identity
         _, inputs, outputs = self._shape
         return inputs, outputs
 

@@ -50,10 +50,6 @@ class Experts(nn.Module):
     ``[E, I, H]`` are bf16, or stand packed as ``*_blocks`` uint8 ``[E, out, in / 32, 16]`` and ``*_scales`` uint8
     ``[E, out, in / 32]``.
 
-    Args:
-        config: transformers' ``GptOssConfig``.
-        packed: whether the weights stay packed.
-
     Attributes:
         shapes: ``[E, in, out]`` of each weight in bf16, by its name.
         adapters: :class:`grpo.model.expert_lora.ExpertLora` by the weights' names; empty if experts are not trained.

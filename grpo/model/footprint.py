@@ -134,13 +134,10 @@ class Cache:
 
     vLLM gives blocks of 16 tokens from one pool: to all full layers of a sequence, and to all sliding ones, which are
     every second layer and keep a window.
-
-    Attributes:
-        workers: GPUs of the engine.
     """
 
     architecture: Architecture
-    workers: int
+    workers: int  # GPUs of the engine
 
     def bytes(self, tokens: int, chunk: int = 1) -> int:
         """Return the bytes of a sequence, ``chunk`` tokens of which are computed at once."""

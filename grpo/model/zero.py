@@ -71,9 +71,6 @@ class ZeroPartitioner:
     ``deepspeed.zero.Init`` needs the whole parameter on every rank before it partitions it. ZeRO-3 partitions flat, so
     a rank that knows its range needs only that range. The attributes set here are the ones that
     ``Init._partition_param`` of DeepSpeed 0.18.5 sets.
-
-    Args:
-        ds_config: OpenRLHF's DeepSpeed configuration with stage 3.
     """
 
     def __init__(self, ds_config: dict[str, Any]) -> None:

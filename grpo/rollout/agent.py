@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from openrlhf.utils.agent import AgentExecutorBase
 
 from grpo.environments.environment import load
-from grpo.environments.settings import KEY, EnvironmentSettings, RolloutLimits
+from grpo.environments.settings import KEY, EnvironmentSettings
 from grpo.rollout import thinking
 from grpo.rollout.chat_template import from_environment
 from grpo.rollout.harmony import template_for
@@ -26,11 +26,8 @@ class AgentExecutor(AgentExecutorBase):
     """Makes an environment for each rollout. Limits and name come from the variables of ``train_grpo.sh``."""
 
     def __init__(self) -> None:
-        settings = EnvironmentSettings.from_variables(os.environ)
-        self._mixture = settings.mixture
-        self._kinds = {member.name: load(member.source) for member in settings.mixture.members}
-        self._limits: RolloutLimits = settings.limits
-        self._max_rows = settings.max_rows
+        self._settings = EnvironmentSettings.from_variables(os.environ)
+        self._kinds = {member.name: load(member.source) for member in self._settings.mixture.members}
         self._thinking = thinking.read_settings(os.environ)
 
     async def execute(
@@ -52,8 +49,9 @@ class AgentExecutor(AgentExecutorBase):
         ours = self._thinking
         limits = (ours.read_delimiter(hf_tokenizer), ours.budget) if ours else None
         policy = EnginePolicy(template, llm_engine, sampling_params, max_length, limits)
-        name = (sampling_params.extra_args or {}).get(KEY, self._mixture.names[0])
+        settings, mixture = self._settings, self._settings.mixture
+        name = (sampling_params.extra_args or {}).get(KEY, mixture.names[0])
         make = functools.partial(self._kinds[name], prompt, label)
-        _, response = await roll_out(make, policy, self._limits, self._max_rows)
-        response["extra_logs"] |= self._mixture.logs(name, response)
+        _, response = await roll_out(make, policy, settings.limits, settings.max_rows)
+        response["extra_logs"] |= mixture.logs(name, response)
         return {"prompt": prompt, "label": label, **response}

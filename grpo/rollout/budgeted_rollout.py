@@ -52,25 +52,24 @@ class Rollout:
         }
 
 
+_MERGES: dict[str, Callable[[list[float]], float]] = {
+    **dict.fromkeys(("thinking_truncated", "answer_truncated"), max),
+    "thinking_closed": min,
+    **dict.fromkeys(("thinking_length", "answer_length"), sum),
+}
+
+
 def merge_turn_logs(turns: Sequence[Rollout]) -> dict[str, float]:
     """Return the numbers of a conversation whose turns had budgets, under the names of :meth:`Rollout.logs`.
 
     Lengths are sums over the turns. ``thinking_truncated`` is 1 if the thinking of any turn was cut,
     ``thinking_closed`` if every turn ended its own in time.
     """
-    each = [turn.logs() for turn in turns]
-
-    def merge(name: str, how: Callable[[list[float]], float]) -> float:
+    each, merged = [turn.logs() for turn in turns], {}
+    for name, merge in _MERGES.items():
         known = [logs[name] for logs in each if math.isfinite(logs[name])]
-        return how(known) if known else math.nan
-
-    return {
-        "thinking_truncated": merge("thinking_truncated", max),
-        "thinking_closed": merge("thinking_closed", min),
-        "thinking_length": merge("thinking_length", sum),
-        "answer_length": merge("answer_length", sum),
-        "answer_truncated": merge("answer_truncated", max),
-    }
+        merged[name] = merge(known) if known else math.nan
+    return merged
 
 
 async def budgeted_response(
@@ -89,11 +88,11 @@ async def budgeted_response(
     in flight. The second call finds the thinking in the engine's prefix cache, unless a sync came between.
 
     Args:
-        params: ``SamplingParams``; ``max_tokens`` is for the whole response.
+        params: ``max_tokens`` is for the whole response.
         max_length: of prompt and response, in tokens.
 
     Raises:
-        ValueError: if a response has no room, see :meth:`grpo.rollout.thinking.Budget.within`.
+        UserError: if a response has no room, see :meth:`grpo.rollout.thinking.Budget.within`.
     """
     size, room = len(delimiter.tokens), max_length - len(prompt)
     budget = budget.within(room if params.max_tokens is None else min(room, params.max_tokens), size)

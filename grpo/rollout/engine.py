@@ -47,7 +47,6 @@ async def answer(
     The responses say which engine sampled them, and which experts it chose if it recorded that.
 
     Args:
-        params: of the prompt.
         samples: the executor's calls, one for each rollout, in order.
     """
     loop = asyncio.get_running_loop()
@@ -126,7 +125,6 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
       1,024.
 
     Args:
-        workers: of each engine.
         sequences: that an engine decodes at once; None leaves this number, and the graphs, to vLLM.
     """
     from vllm import AsyncEngineArgs
@@ -203,23 +201,17 @@ async def take_routing(engine: Engine, params: "SamplingParams", samples: int) -
 
 
 def add_routing(responses: list[dict[str, Any]], recorded: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Add the choices of :func:`take_routing` to the responses to a prompt and to their branches.
-
-    Args:
-        responses: one for each rollout, in order.
-    """
+    """Add the choices of :func:`take_routing` to the responses to a prompt, in order, and to their branches."""
     if recorded is None:
         return responses
     for response, calls in zip(responses, recorded["calls"], strict=True):
-        made = [_read_call(call, recorded["shape"]) for call in calls]
+        made = [
+            (np.frombuffer(tokens, np.int32), np.frombuffer(choices, np.uint8).reshape(-1, *recorded["shape"]))
+            for tokens, choices in calls
+        ]
         for sample in (response, *response.get("branches", ())):
             sample[ROUTING] = assemble_choices(sample["observation_tokens"], made, recorded["shape"])
     return responses
-
-
-def _read_call(call: Sequence[bytes], shape: Sequence[int]) -> FedCall:
-    tokens, choices = call
-    return np.frombuffer(tokens, np.int32), np.frombuffer(choices, np.uint8).reshape(-1, *shape)
 
 
 def assemble_choices(tokens: Sequence[int], calls: Sequence[FedCall], shape: Sequence[int]) -> np.ndarray:

@@ -61,9 +61,6 @@ def renderer(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> Callable[[st
 def template_for(tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> "Template":
     """Return the format for gpt-oss's tokenizer.
 
-    Args:
-        variables: more variables for the chat template, see :func:`grpo.rollout.chat_template.variables`.
-
     Raises:
         UserError: for another model's tokenizer, or one without a fast backend.
     """
@@ -82,20 +79,12 @@ class Spoken:
     channel: str
     tool: str
 
-    @property
-    def is_thought(self) -> bool:
-        """Return whether it is left out once an answer follows."""
-        return self.channel == "analysis" and (not self.tool or _is_built_in(self.tool))
-
 
 class Template:
     """Renders histories, and reads turns.
 
     A turn stays as it was sampled, but for the <|return|> at its end, which is <|end|> in a later prompt. What was
     thought before the last answer is left out: analysis, and the calls of built-in tools there with their results.
-
-    Args:
-        tokenizer, variables: see :func:`template_for`.
 
     Attributes:
         stop_ids: the ids of the tokens that end a turn.
@@ -164,8 +153,12 @@ class Template:
                     f"harmony has no role {role} after the first message", "use user, developer, assistant and tool"
                 )
         answer = max((i for i, each in enumerate(history) if each.channel == "final"), default=-1)
-        kept = [each for i, each in enumerate(history) if i > answer or not each.is_thought]
-        return [piece for each in kept for piece in each.pieces] + [self._begin_turn]
+        rendered: list[Piece] = []  # without what was thought before the last answer; calls of functions stay
+        for i, each in enumerate(history):
+            is_thought = each.channel == "analysis" and (not each.tool or _is_built_in(each.tool))
+            if i > answer or not is_thought:
+                rendered += each.pieces
+        return [*rendered, self._begin_turn]
 
     def _message(self, author: str, channel: str, content: str, end: str = "<|end|>") -> Spoken:
         """Return a message; author and channel may also name a recipient and the content's type."""

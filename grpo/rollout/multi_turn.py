@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo.environments.conversation import EnvironmentFault, Outcome, play
-from grpo.environments.environment import ContextFull, Environment, Message, Score
+from grpo.environments.environment import ContextFull, Environment, Message
 from grpo.environments.settings import RolloutLimits
 from grpo.rollout.budgeted_rollout import Rollout, budgeted_response, merge_turn_logs
 from grpo.rollout.engine import ids_only
@@ -29,9 +29,6 @@ SEED_STRIDE = 1_000_003  # rollouts of a prompt have adjacent seeds; those of it
 
 class RolloutHistory:
     """The tokens of one rollout: one row while its history only grows, a new row once it changes.
-
-    Args:
-        decode: returns the text of tokens.
 
     Attributes:
         rows: in order of their start.
@@ -154,7 +151,7 @@ class EnginePolicy:
             self._count(f"{mismatch}; the turn begins a new row with the engine's tokens")
             self.history.branch(call.given, mismatch)
             call.prompt = call.given
-        if not call.has_log_probs:
+        if not all(map(math.isfinite, call.log_probs)):
             self._count("the engine returned a turn without log-probs; it is not trained on")
             call.is_trained = False
         self.history.add(call)
@@ -198,23 +195,21 @@ async def roll_out(
         },
     }
     if not used:
-        return outcome, response | _make_empty_response(policy, score)
+        return outcome, response | _make_empty_response(policy)
     *earlier, last = (row.as_response() | {"engine": row.account()} for row in used)
     return outcome, response | last | {"branches": earlier}
 
 
-def _make_empty_response(policy: EnginePolicy, score: Score) -> dict[str, Any]:
+def _make_empty_response(policy: EnginePolicy) -> dict[str, Any]:
     """Return a row without a reward, which :mod:`grpo.train.advantages` removes from the update.
 
     Until then, one token under its action mask keeps OpenRLHF's means over a row defined.
     """
-    tokens = policy.template.stop_ids[:1] * 2
     return {
         "reward": math.nan,
-        "scores": score.score,
-        "observation_tokens": tokens,
-        "action_ranges": [(len(tokens) - 1, len(tokens))],
-        "rollout_log_probs": [0.0] * len(tokens),
+        "observation_tokens": policy.template.stop_ids[:1] * 2,
+        "action_ranges": [(1, 2)],
+        "rollout_log_probs": [0.0, 0.0],
         "branches": [],
         "is_empty": True,
     }

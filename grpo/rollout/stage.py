@@ -56,9 +56,6 @@ class Stage:
 
         A prompt that a stage draws twice gets other rollouts the second time. With several environments, the parameters
         name the prompt's.
-
-        Args:
-            params: vLLM's ``SamplingParams``; not modified.
         """
         self.drawn[prompt] += 1
         mine = copy(params)
@@ -114,12 +111,7 @@ def read_name(params: "SamplingParams") -> str | None:
 
 
 def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
-    """Return the parameters of one rollout of a prompt, with its own seed and name.
-
-    Args:
-        params: of the prompt; not modified.
-        number: 0 for the first rollout.
-    """
+    """Return the parameters of one rollout of a prompt, the first of which is 0, with its own seed and name."""
     mine, name = copy(params), read_name(params)
     if mine.seed is not None:
         mine.seed += number

@@ -58,11 +58,6 @@ class Call:
             self.tokens.append(token)
             self.log_probs.append(float(choice[token].logprob) if token in choice else math.nan)
 
-    @property
-    def has_log_probs(self) -> bool:
-        """Return whether each sampled token has a finite log-prob."""
-        return all(map(math.isfinite, self.log_probs))
-
 
 @dataclass
 class Trajectory:
@@ -95,9 +90,9 @@ class Trajectory:
             self.append(call.tokens, Origin.FORCED)
         self.calls.append(call)
 
-    def count(self, *origins: Origin) -> int:
-        """Return how many tokens have one of these origins."""
-        return sum(origin in origins for origin in self.origins)
+    def count(self, origin: Origin) -> int:
+        """Return how many tokens have this origin."""
+        return self.origins.count(origin)
 
     def action_ranges(self) -> list[tuple[int, int]]:
         """Return the runs of sampled tokens, as (first, one past the last) indices of ``tokens``."""
@@ -136,12 +131,7 @@ def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decod
 
 
 def check_row(row: "Rows", account: Mapping[str, Any], decode: Decode) -> str | None:
-    """Say where a row of the trainer differs from what the engine reported; None if it does not.
-
-    Args:
-        row: of one rollout.
-        account: see :meth:`Trajectory.account`.
-    """
+    """Say where a row of the trainer differs from what the engine's account reports; None if it does not."""
     tokens = row.sequences[0].tolist()
     if mismatch := describe("a row", account["tokens"], tokens, decode):
         return mismatch
