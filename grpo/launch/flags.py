@@ -120,6 +120,7 @@ def problems(args: argparse.Namespace) -> Iterator[Problem]:
     """Yield each problem of these arguments with its remedy."""
     parts = [_adapter, _sharing, _memory, _ratio, _loss, _lengths, _thinking]
     parts += [_environment] if has_environment(args) else []
+    parts += [_context] if has_environment(args) or args.thinking_budget is not None else []
     for is_wrong, what, remedy in chain.from_iterable(part(args) for part in parts):
         if is_wrong:
             yield Problem(what, remedy)
@@ -251,7 +252,6 @@ def _thinking(args: argparse.Namespace) -> Rows:
     is_other = args.agent_func_path and not has_environment(args)
     what = "--thinking_budget does not work with --agent_func_path: only one can run the rollouts"
     yield is_other, what, "remove one of them"
-    yield from _context(args)
 
 
 def _context(args: argparse.Namespace) -> Rows:
@@ -273,5 +273,3 @@ def _environment(args: argparse.Namespace) -> Rows:
     what = "--stop_properly_penalty_coef applies to single responses, but a multi-turn rollout has several"
     remedy = "remove it, and let the environment's score use `ending`"
     yield args.stop_properly_penalty_coef is not None, what, remedy
-    if args.thinking_budget is None:
-        yield from _context(args)
