@@ -204,10 +204,10 @@ def save(folder: Path, tensors: "dict[str, torch.Tensor]", base: str | None) -> 
 
 def difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
     """Name the first tensor that differs between two adapters, with both shapes; None if they agree."""
-    names = [name for name in sorted(saved | wanted) if saved.get(name) != wanted.get(name)]
-    return (
-        f"{names[0]} is {saved.get(names[0], 'missing')} and not {wanted.get(names[0], 'missing')}" if names else None
-    )
+    for name in sorted(saved | wanted):
+        if saved.get(name) != wanted.get(name):
+            return f"{name} is {saved.get(name, 'missing')} and not {wanted.get(name, 'missing')}"
+    return None
 
 
 def non_finite(adapter: Adapter) -> list[str]:

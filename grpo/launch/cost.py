@@ -1,4 +1,4 @@
-"""What a run costs: the judge's calls, and hours, in one line with its three assumptions.
+"""What a run costs: the judge's calls and tokens, and hours, each with its assumptions.
 
 docs/gpu.md has their sources. Each is replaced by what gpu_check measured on this machine, where it did.
 """

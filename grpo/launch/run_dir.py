@@ -204,10 +204,8 @@ def show_command(argv: list[str]) -> str:
 
 def describe_evaluation(config: Config, adapter: Path | None) -> str:
     """Return a line for the user: the command that evaluates an adapter as the run does, or why there is none."""
-    args, given = (
-        config.args,
-        environment_settings.variables() if environment_settings.has_environment(config.args) else {},
-    )
+    args = config.args
+    given = environment_settings.variables() if environment_settings.has_environment(args) else {}
     if not args.eval_dataset:
         why = "there are no held-out problems; set EVAL_DATA"
     elif choose_eval_metric(args) != EXACT_MATCH and not is_users(config):

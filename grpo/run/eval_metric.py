@@ -40,9 +40,8 @@ def read_eval_metric(row: Mapping[str, Any]) -> str:
 
 def get_name(row: Mapping[str, Any]) -> str:
     """Return what people call the number that an evaluation measured. An environment itself says what is solved."""
-    return (
-        "solved" if read_eval_metric(row) == EXACT_MATCH and row.get("in_environment") else NAMES[read_eval_metric(row)]
-    )
+    metric = read_eval_metric(row)
+    return "solved" if metric == EXACT_MATCH and row.get("in_environment") else NAMES[metric]
 
 
 def get_value(row: Mapping[str, Any]) -> Any:
