@@ -64,13 +64,9 @@ def _describe(row: Row, why: str) -> Row:
     numbers = [(name, f"{value:.5g}") for name in row if (value := _number(row, name)) is not None]
     numbers += [(name, str(row[name])) for name in ("datasource", "answer", "reason") if row.get(name) is not None]
     grade = {1.0: "right", 0.0: "wrong"}.get(_number(row, "correct"), "not graded")  # type: ignore[arg-type]
-    texts = {
-        "prompt": str(row.get("prompt") or ""),
-        "thinking": row["response"][:start],
-        "answer": row["response"][start:],
-    }
     about = {"why": why, "grade": grade, "gold": _read_gold(row.get("label")), "numbers": numbers}
-    return about | {name: _cut(text) for name, text in texts.items()}
+    thinking, answer = row["response"][:start], row["response"][start:]
+    return about | {"prompt": _cut(str(row.get("prompt") or "")), "thinking": _cut(thinking), "answer": _cut(answer)}
 
 
 def _read_gold(label: Any) -> str:
