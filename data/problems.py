@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.instructions import INSTRUCTIONS, add_instruction, strip_instruction
 from data.sources import Row, read_answer
 from grpo.rollout.problem_files import normalize
 from grpo.stack.problem import UserError
@@ -33,6 +32,13 @@ DEFAULT_EVAL_FRACTION = 0.2
 MATH_COUNT, MATH_LEVELS = 45, (4, 5)
 ANY_LEVEL = range(6)
 _MISSING = object()
+_GENERAL = "\n\nSolve the problem. Put the final answer in \\boxed{}."  # the tiny model has learned to obey it
+# The text after the problem in the prompt, by data source.
+INSTRUCTIONS = {
+    "aime": "\n\nSolve the problem. The answer is an integer from 0 to 999; put it in \\boxed{}.",
+    "math": _GENERAL,
+    "synthetic": _GENERAL,
+}
 
 
 class Form(NamedTuple):
@@ -95,6 +101,18 @@ class Problem:
             prompt = add_instruction(self.text, self.datasource)
             label = json.dumps({"answer": self.answer, "split": self.split}, ensure_ascii=False)
         return {"prompt": prompt, "label": label, "datasource": self.datasource, "id": self.id}
+
+
+def add_instruction(text: str, datasource: str) -> str:
+    """Return the user's message: the problem, and how to answer. Other data sources get the general instruction."""
+    return text + INSTRUCTIONS.get(datasource, _GENERAL)
+
+
+def strip_instruction(prompt: str) -> str:
+    """Return the problem of a prompt, without white space at its ends: the reverse of :func:`add_instruction`."""
+    for instruction in INSTRUCTIONS.values():
+        prompt = prompt.strip().removesuffix(instruction.strip())
+    return prompt.strip()
 
 
 def parse_rows(

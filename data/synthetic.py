@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data.instructions import add_instruction
 from grpo.stack.problem import UserError
 
 MAX_COUNT = 2000
@@ -29,10 +28,6 @@ class Calculation:
         return f"What is {self.first} {self.operation} {self.second}?"
 
     @property
-    def prompt(self) -> str:
-        return add_instruction(self.question, "synthetic")
-
-    @property
     def answer(self) -> int:
         return self.first + self.second if self.operation == "plus" else self.first - self.second
 
@@ -41,9 +36,9 @@ class Calculation:
         return "eval" if hashlib.sha256(self.question.encode()).digest()[0] < 256 * _EVAL_SHARE else "train"
 
 
-def problems(split: str, seed: int = 0) -> Iterator[Calculation]:
-    """Yield endless problems of one split, the same for the same seed."""
-    rng = random.Random(f"{split} {seed}")
+def problems(split: str) -> Iterator[Calculation]:
+    """Yield endless problems of one split, the same in each call."""
+    rng = random.Random(f"{split} 0")
     while True:
         problem = Calculation(rng.choice(("plus", "minus")), rng.randrange(10, 1000), rng.randrange(10, 100))
         if 0 <= problem.answer <= 999 and problem.split == split:

@@ -12,7 +12,7 @@ import uuid
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from grpo.lora.sync import check_sync
 from grpo.model.architecture import Architecture
 from grpo.model.model_files import Model
 from grpo.model.shared_base import MemoryFile
-from grpo.rollout.budgeted_rollout import Rollout, budgeted_response
+from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.engine import arguments
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.rollout.trajectory import Origin
@@ -35,11 +35,7 @@ from grpo.stack import rendezvous
 
 
 class LoopedLLM:
-    """Stands in for vLLM's ``AsyncLLM``.
-
-    Args:
-        engine: vLLM's ``LLMEngine``.
-    """
+    """Stands in for vLLM's ``AsyncLLM``, over vLLM's ``LLMEngine``."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -81,11 +77,7 @@ class LoopedLLM:
 
 
 class LoopedEngine:
-    """Stands in for OpenRLHF's ``LLMRayActor``.
-
-    Args:
-        engine: vLLM's ``LLMEngine``.
-    """
+    """Stands in for OpenRLHF's ``LLMRayActor``, over vLLM's ``LLMEngine``."""
 
     def __init__(self, engine: Any) -> None:
         self.llm = LoopedLLM(engine)
@@ -167,35 +159,17 @@ def flatten(adapter: Adapter, base: Architecture) -> tuple[torch.Tensor, list[Te
     return torch.cat([tensor.to(torch.bfloat16).reshape(-1) for tensor in tensors.values()]), specs
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One response.
-
-    Attributes:
-        tokens: the response, with the stop token and any forced delimiter.
-        finish_reason: vLLM's; under a budget it says whether the answer was cut.
-        logs: under a budget, what a run logs of a rollout: `Rollout.logs`, and `response_length`, its sampled tokens.
-    """
-
-    tokens: list[int]
-    finish_reason: str
-    logs: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, rollout: Rollout) -> "Sample":
-        """Return the response of a rollout under a budget."""
-        logs = rollout.logs() | {"response_length": float(rollout.trajectory.count(Origin.SAMPLED))}
-        return cls(rollout.response, "length" if rollout.is_truncated else "stop", logs)
-
-
 async def draw(
     engine: LoopedEngine,
     prompt: list[int],
     seed: int,
     sampling: dict[str, Any],
     thinking: tuple[Delimiter, Budget] | None = None,
-) -> Sample:
+) -> tuple[list[int], str, dict[str, float]]:
     """Draw one response.
+
+    Returns its tokens, with the stop token and any forced delimiter; why it ended, which under a budget says whether
+    the answer was cut; and under a budget what a run logs of a rollout, with `response_length`, its sampled tokens.
 
     Args:
         prompt: its tokens.
@@ -216,6 +190,8 @@ async def draw(
     )
     if thinking:
         room = len(prompt) + sampling["max_tokens"]
-        return Sample.of(await budgeted_response(engine.llm, prompt, params, *thinking, room))
+        rollout = await budgeted_response(engine.llm, prompt, params, *thinking, room)
+        logs = rollout.logs() | {"response_length": float(rollout.trajectory.count(Origin.SAMPLED))}
+        return rollout.response, "length" if rollout.is_truncated else "stop", logs
     [sample] = (await engine.generate(prompt, params)).outputs
-    return Sample(list(sample.token_ids), sample.finish_reason)
+    return list(sample.token_ids), sample.finish_reason, {}

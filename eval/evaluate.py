@@ -50,56 +50,44 @@ _ELSEWHERE = {"n", "k", "limit", "batch", "gpu_memory_utilization", "out", "rewa
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = command.parser("eval.evaluate", __doc__)
-    command_line.add_argument(
-        "--model", required=True, help="a gpt-oss model; without --adapter, any model that vLLM supports"
-    )
-    command_line.add_argument("--adapter", type=Path, help="a LoRA adapter of attention or experts, in PEFT format")
-    command_line.add_argument(
-        "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
-    )
-    command_line.add_argument("--n", type=int, default=8, help="samples per problem (default: 8)")
-    command_line.add_argument("--out", type=Path, required=True, help="folder of this evaluation")
-    command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: 1 and N)")
-    command_line.add_argument("--limit", type=int, help="use only the first LIMIT problems")
-    sampling = command_line.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1.0)")
+    add = command_line.add_argument
+    model = "a gpt-oss model; without --adapter, any model that vLLM supports"
+    add("--model", required=True, help=model)
+    add("--adapter", type=Path, help="a LoRA adapter of attention or experts, in PEFT format")
+    add("--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare")
+    add("--n", type=int, default=8, help="samples per problem (default: 8)")
+    add("--out", type=Path, required=True, help="folder of this evaluation")
+    add("--k", type=int, nargs="+", help="values of k for pass@k (default: 1 and N)")
+    add("--limit", type=int, help="use only the first LIMIT problems")
+    add = command_line.add_argument_group("sampling").add_argument
+    add("--temperature", type=float, default=1.0, help="sampling temperature (default: 1.0)")
+    add("--top-p", type=float, default=1.0, help="nucleus sampling (default: 1.0)")
     limit = get_default("generate_max_len")
     about_limit = f"length limit of a response (default: {limit}, that of train_grpo.sh)"
-    sampling.add_argument("--max-tokens", type=int, default=limit, help=about_limit)
-    sampling.add_argument("--seed", type=int, default=0, help="seed of all samples (default: 0)")
-    sampling.add_argument(
-        "--reasoning-effort", choices=("low", "medium", "high"), help="for the chat template (default: the template's)"
-    )
-    sampling.add_argument("--template-variables", metavar="JSON", help="more variables for the chat template")
-    sampling.add_argument(
-        "--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that use it (default: today)"
-    )
-    thinking = command_line.add_argument_group(
-        "thinking budget", "like --thinking_budget, --answer_budget and --thinking_delimiter in train_grpo.sh"
-    )
-    thinking.add_argument("--thinking-budget", type=int, help="tokens after which the thinking is cut")
-    thinking.add_argument("--answer-budget", type=int, help="tokens of an answer; both must fit into --max-tokens")
-    thinking.add_argument(
-        "--thinking-delimiter", help=f"what ends the thinking: {HARMONY} (default), or a text that contains it"
-    )
+    add("--max-tokens", type=int, default=limit, help=about_limit)
+    add("--seed", type=int, default=0, help="seed of all samples (default: 0)")
+    efforts = ("low", "medium", "high")
+    add("--reasoning-effort", choices=efforts, help="for the chat template (default: the template's)")
+    add("--template-variables", metavar="JSON", help="more variables for the chat template")
+    date = "YYYY-MM-DD, for templates that use it (default: today)"
+    add("--date", type=datetime.date.fromisoformat, help=date)
+    like = "like --thinking_budget, --answer_budget and --thinking_delimiter in train_grpo.sh"
+    add = command_line.add_argument_group("thinking budget", like).add_argument
+    add("--thinking-budget", type=int, help="tokens after which the thinking is cut")
+    add("--answer-budget", type=int, help="tokens of an answer; both must fit into --max-tokens")
+    add("--thinking-delimiter", help=f"what ends the thinking: {HARMONY} (default), or a text that contains it")
     command_line.add_argument("--environment", help="like ENVIRONMENT in train_grpo.sh: a name or a .py file")
     harness.add_limits(command_line)
     own_reward.add_options(command_line)
-    engine = command_line.add_argument_group("engine")
-    engine.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
+    add = command_line.add_argument_group("engine").add_argument
+    add("--tensor-parallel", type=int, default=1, help="GPUs that share the model (default: 1)")
     length = "longest prompt + --max-tokens; in an environment, --prompt_max_len of train_grpo.sh + --max-tokens"
-    engine.add_argument("--max-model-len", type=int, help=f"context length in tokens (default: {length})")
-    engine.add_argument(
-        "--gpu-memory-utilization",
-        type=float,
-        default=0.9,
-        help="share of each GPU's memory for the engine (default: 0.9)",
-    )
-    engine.add_argument("--batch", type=int, help="samples computed at once (default: vLLM's)")
-    engine.add_argument(
-        "--eager", action=argparse.BooleanOptionalAction, default=True, help="disable CUDA graphs, as in training"
-    )
+    add("--max-model-len", type=int, help=f"context length in tokens (default: {length})")
+    share = "share of each GPU's memory for the engine (default: 0.9)"
+    add("--gpu-memory-utilization", type=float, default=0.9, help=share)
+    add("--batch", type=int, help="samples computed at once (default: vLLM's)")
+    eager = "disable CUDA graphs, as in training"
+    add("--eager", action=argparse.BooleanOptionalAction, default=True, help=eager)
     return command_line
 
 
@@ -122,7 +110,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.thinking_budget is not None and options.thinking_delimiter is None:
         options.thinking_delimiter = HARMONY
     thinking = check_thinking(options, chat.encode)
-    rendered = [] if kind else [chat.prompt(problem) for problem in problems]
+    rendered = [] if kind else [chat.render(problem.prompt) for problem in problems]
     if reward:
         texts = (decode_tokens(chat.tokenizer, tokens) for tokens in rendered)
         problems = [problem.as_trained(text) for problem, text in zip(problems, texts, strict=True)]
@@ -197,8 +185,8 @@ def _draw(
         if setting:
             return await harness.hold_conversation(looped, setting, problem, number)
         seed = derive_seed(options.seed, problem.id, number)
-        sample = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
-        return {"seed": seed, **chat.record(sample.tokens, sample.finish_reason, sample.logs)}
+        tokens, reason, logs = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
+        return {"seed": seed, **chat.record(tokens, reason, logs)}
 
     places = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
     at_once = places if setting or thinking else len(output.missing)

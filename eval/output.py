@@ -146,16 +146,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _refuse_folder(folder: Path) -> UserError:
     """Return what a folder that holds no evaluation is, and what to name instead: those of a training run are files."""
-    for parent in (folder, *folder.absolute().parents[:2]):  # a run, its checkpoints, one of their steps
-        files = RunFiles(parent)
-        if files.checkpoints.is_dir() or files.samples.is_dir():
-            what = f"{folder} is {'' if parent == folder else 'part of '}a training run, not an evaluation"
-            evaluations = list(files.sample_files("eval").values())
-            if evaluations:
-                return UserError(what, f"name {evaluations[-1]}, the newest evaluation of this training run")
-            return UserError(what, f"this training run has no evaluation so far (none in {files.samples})")
     if not folder.is_dir():
         return UserError(f"{folder} is not a folder", "name the --out of an evaluation")
+    if evaluations := list(RunFiles(folder).sample_files("eval").values()):
+        return UserError(f"{folder} is a training run, not an evaluation", f"name {evaluations[-1]}, its newest one")
     return UserError(f"{folder} is not an evaluation ({CONFIG} is missing or invalid)", "name the --out of one")
 
 

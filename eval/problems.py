@@ -116,11 +116,7 @@ class Chat:
         if not self.tokenizer.chat_template:
             raise UserError(f"{model} has no chat template", "add chat_template.jinja to it")
         self.variables = dict(variables)
-        self._render = renderer(self.tokenizer, variables)
-
-    def prompt(self, problem: EvalProblem) -> list[int]:
-        """Return the tokens that the engine gets: a chat with the problem as the user's message."""
-        return self._render(problem.prompt)
+        self.render = renderer(self.tokenizer, variables)  # a prompt as the tokens that the engine gets
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special additions."""
@@ -130,7 +126,7 @@ class Chat:
         """Return the generated part of a sample's record (see :mod:`grpo.run.records`).
 
         Args:
-            logs: of a sample under a thinking budget, as in :class:`eval.engine.Sample`; {} without one.
+            logs: of a sample under a thinking budget, as :func:`eval.engine.draw` returns them; {} without one.
         """
         text = make_record_fields(self.tokenizer, tokens, finish_reason == "length") | {"finish_reason": finish_reason}
         known = {name: value if math.isfinite(value) else None for name, value in logs.items()}

@@ -32,32 +32,23 @@ from reward.chain import Chain, ChainError, connect
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = command.parser("eval.teacher", __doc__)
-    command_line.add_argument("--model", required=True, help="a Gemini model")
-    command_line.add_argument("--judge-base-url", metavar="URL", help="where requests go, if not to Google")
-    command_line.add_argument(
-        "--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare"
-    )
-    command_line.add_argument("--n", type=int, default=1, help="samples per problem (default: 1)")
-    command_line.add_argument("--out", type=Path, required=True, help="folder of this evaluation")
-    command_line.add_argument("--k", type=int, nargs="+", help="values of k for pass@k (default: N)")
-    command_line.add_argument("--limit", type=int, help="use only the first LIMIT problems")
-    command_line.add_argument(
-        "--max-tokens", type=int, default=32_768, help="length limit of a reply, including thoughts (default: 32768)"
-    )
-    command_line.add_argument(
-        "--deadline",
-        type=float,
-        default=1800.0,
-        help="seconds per sample, including tries and waiting (default: 1800)",
-    )
-    command_line.add_argument("--tries", type=int, default=3, help="calls per sample (default: 3)")
-    command_line.add_argument(
-        "--requests-per-minute", type=int, default=60, help="your quota of requests (default: 60)"
-    )
-    command_line.add_argument("--concurrency", type=int, default=16, help="concurrent calls (default: 16)")
-    command_line.add_argument(
-        "--count-unanswered", action="store_true", help="finish by counting samples without an answer as wrong"
-    )
+    add = command_line.add_argument
+    add("--model", required=True, help="a Gemini model")
+    add("--judge-base-url", metavar="URL", help="where requests go, if not to Google")
+    add("--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare")
+    add("--n", type=int, default=1, help="samples per problem (default: 1)")
+    add("--out", type=Path, required=True, help="folder of this evaluation")
+    add("--k", type=int, nargs="+", help="values of k for pass@k (default: N)")
+    add("--limit", type=int, help="use only the first LIMIT problems")
+    limit = "length limit of a reply, including thoughts (default: 32768)"
+    add("--max-tokens", type=int, default=32_768, help=limit)
+    deadline = "seconds per sample, including tries and waiting (default: 1800)"
+    add("--deadline", type=float, default=1800.0, help=deadline)
+    add("--tries", type=int, default=3, help="calls per sample (default: 3)")
+    add("--requests-per-minute", type=int, default=60, help="your quota of requests (default: 60)")
+    add("--concurrency", type=int, default=16, help="concurrent calls (default: 16)")
+    unanswered = "finish by counting samples without an answer as wrong"
+    add("--count-unanswered", action="store_true", help=unanswered)
     return command_line
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from grpo.launch.plan import size
 from grpo.model.architecture import Architecture, check, is_packed
-from grpo.model.model_files import INDEX, FileFault, Model, read
+from grpo.model.model_files import INDEX, Model, read
 from grpo.model.model_reader import CheckpointReader
 from grpo.stack.machine import disk_free
 from grpo.stack.problem import UserError
@@ -42,14 +42,9 @@ def whole_model(folder: Path) -> Model:
     model = read(folder)
     faults = check(model)
     if faults:
-        raise refusal(f"{folder} is not complete", faults)
+        listed = "\n  ".join([f"{folder} is not complete:", *(f"{fault.file} {fault.what}" for fault in faults)])
+        raise UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))
     return model
-
-
-def refusal(what: str, faults: Sequence[FileFault]) -> UserError:
-    """Return the error that lists all faults; its remedy names each of theirs once."""
-    listed = "\n  ".join([f"{what}:", *(f"{fault.file} {fault.what}" for fault in faults)])
-    return UserError(listed, "; ".join(dict.fromkeys(fault.remedy for fault in faults)))
 
 
 class Parameters:

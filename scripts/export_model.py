@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import ModelCardData
 
+from eval.checks import read_adapter
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
 from grpo.lora import expert_form
@@ -43,7 +44,6 @@ from grpo.stack.problem import UserError
 from scripts.checkpoint_writer import (
     Parameters,
     dequantize_checkpoint,
-    refusal,
     whole_model,
     write_aside,
     write_checkpoint,
@@ -134,7 +134,8 @@ def export_model(base: Path, adapter_folder: Path, target: Path, experts: str | 
     Raises:
         UserError: if the base is incomplete, the adapter does not belong to it, or the disk is too small.
     """
-    model, adapter = read_both(base, adapter_folder)
+    model = whole_model(base)
+    adapter = read_adapter(adapter_folder, model)
     if experts == "mxfp4" and not model.is_mxfp4:
         raise UserError(f"{base} has no MXFP4 experts to copy", "use the MXFP4 model, or --experts bf16")
     if model.is_mxfp4 and not experts and EXPERTS_TARGET in adapter.projections:
@@ -145,27 +146,14 @@ def export_model(base: Path, adapter_folder: Path, target: Path, experts: str | 
     return merge
 
 
-def read_both(base: Path, adapter_folder: Path) -> tuple[Model, Adapter]:
-    """Return a complete base model and an adapter that belongs to it.
-
-    Raises:
-        UserError: if the base is incomplete, or the adapter is damaged or does not belong to it.
-    """
-    model, adapter = whole_model(base), adapter_files.read(adapter_folder)
-    if faults := adapter_files.check_against(adapter, model):
-        raise refusal(f"{adapter_folder} cannot be merged into {base}", faults)
-    if broken := adapter_files.non_finite(adapter):
-        raise UserError(f"{adapter_folder} has NaN or infinity in {broken[0]}", "use the adapter of an earlier step")
-    return model, adapter
-
-
 def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     """Write the adapter alone to `target`: whole, or not at all. It names its base by the hub's id, or by no path.
 
     Raises:
-        UserError: as :func:`read_both`, or if the disk is too small.
+        UserError: as :func:`export_model`.
     """
-    model, adapter = read_both(base, adapter_folder)
+    model = whole_model(base)
+    adapter = read_adapter(adapter_folder, model)
     tensors = adapter_files.load(adapter)
     name = base_id(model.folder, adapter) or model.folder.name
     with write_aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:

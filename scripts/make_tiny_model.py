@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from grpo.stack import command
@@ -47,12 +47,6 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def is_built(directory: Path, wanted: str) -> bool:
-    """Say whether a finished build with this fingerprint wrote the directory."""
-    manifest = directory / MANIFEST
-    return manifest.is_file() and json.loads(manifest.read_bytes()) == {"fingerprint": wanted}
-
-
 def build(directory: Path, wanted: str, fill: Callable[[Path], object]) -> None:
     """Let `fill` write the files to a temporary folder, then rename it: a directory under its name is always complete.
 
@@ -61,19 +55,19 @@ def build(directory: Path, wanted: str, fill: Callable[[Path], object]) -> None:
     Raises:
         FileExistsError: if the directory holds something that this script did not create.
     """
-    is_ours = (directory / MANIFEST).is_file()
-    if directory.exists() and not is_ours and (directory.is_file() or any(directory.iterdir())):
+    manifest, content = directory / MANIFEST, json.dumps({"fingerprint": wanted})
+    if directory.exists() and not manifest.is_file() and (directory.is_file() or any(directory.iterdir())):
         raise FileExistsError(f"{directory} was not made by this script: remove it, or choose another folder")
     directory.parent.mkdir(parents=True, exist_ok=True)
     with open(directory.with_name(directory.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if is_built(directory, wanted):
+        if manifest.is_file() and manifest.read_text() == content:
             return
         aside = directory.with_name(directory.name + ".building")
         shutil.rmtree(aside, ignore_errors=True)  # left by a build that was killed
         aside.mkdir()
         fill(aside)
-        (aside / MANIFEST).write_text(json.dumps({"fingerprint": wanted}), encoding="utf-8")
+        (aside / MANIFEST).write_text(content)
         if directory.exists():
             shutil.rmtree(directory)
         os.rename(aside, directory)
@@ -96,29 +90,18 @@ def write_dequantized(directory: Path, source: Path) -> None:
     dequantize_checkpoint(source, directory)
 
 
-def make(out: Path, dequantized_out: Path | None) -> None:
-    """Build what is missing or stale."""
-    wanted = fingerprint()
-    build(out, wanted, write_model)
-    if dequantized_out:
-        build(dequantized_out, wanted, lambda aside: write_dequantized(aside, out))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 2, with the reason on stderr, if it refuses."""
     parser = command.parser("scripts.make_tiny_model", __doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory of the MXFP4 checkpoint")
     parser.add_argument("--dequantized-out", type=Path, help="directory of the bf16 copy")
-    arguments = parser.parse_args(argv)
-    if arguments.dequantized_out and arguments.dequantized_out.resolve() == arguments.out.resolve():
-        parser.error("--dequantized-out and --out must differ")
+    arguments, wanted = parser.parse_args(argv), fingerprint()
     try:
-        make(arguments.out, arguments.dequantized_out)
+        build(arguments.out, wanted, write_model)
+        if arguments.dequantized_out:
+            build(arguments.dequantized_out, wanted, lambda aside: write_dequantized(aside, arguments.out))
     except FileExistsError as error:
         print(f"make_tiny_model: {error}", file=sys.stderr)
-        return 2
-    except PackageNotFoundError as error:  # a setup was interrupted
-        print(f"make_tiny_model: {error.name} is missing: run ./scripts/setup.sh", file=sys.stderr)
         return 2
     print(f"tiny gpt-oss: {arguments.out}; it knows sums and differences, not your data")
     return 0

@@ -3,12 +3,11 @@
     python -m scripts.watch RUN_DIR [--once] [--every SECONDS]
 
 It only reads the run's files, so any number of viewers may watch. It ends when the run does, with a summary, or on
-Ctrl-C. If the output is not a terminal, it prints one line per step and evaluation.
+Ctrl-C. If the output is not a terminal, it prints the view once.
 
 A "!" marks a value outside its healthy range; docs/metrics.md has the ranges and the meaning of each name.
 """
 
-import argparse
 import logging
 import signal
 import sys
@@ -27,7 +26,7 @@ from grpo.diagnosis.diagnose import alarms, describe_no_alarm, diagnose
 from grpo.diagnosis.thresholds import CRITICAL
 from grpo.metrics.metric_schema import BY_NAME, SCHEMA, TIERS
 from grpo.run.eval_metric import EXACT_MATCH, get_name, get_value
-from grpo.run.progress import Progress, describe_continuation
+from grpo.run.progress import describe_continuation
 from grpo.run.run_files import read_samples
 from grpo.run.run_state import CRASHED, FINISHED, RUNNING, STOPPED, Run
 from grpo.stack import command
@@ -36,7 +35,6 @@ from reward.answers import MARKER
 from scripts.report.numbers import Points, format_seconds, read_series, share_phases
 from scripts.report.rollouts import list_extremes
 
-DONE, REFUSED = 0, 2
 BARS = "▁▂▃▄▅▆▇█"
 CURVE = 16  # characters of a curve
 STYLES = {RUNNING: "bold green", FINISHED: "bold green", STOPPED: "bold yellow", CRASHED: "bold red"}
@@ -141,11 +139,7 @@ def _rollouts(run: Run) -> list[RenderableType]:
 
 
 def follow(run: Run, console: Console, every: float) -> None:
-    """Show a run until it ends, refreshed every few seconds. A file or a pipe gets one line for each step."""
-    if not console.is_terminal:
-        _print_lines(run, every)
-        console.print(_header(run), *_notes(run))
-        return
+    """Show a run until it ends, refreshed every few seconds."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while run.state == RUNNING:
             live.update(draw(run), refresh=True)
@@ -153,51 +147,28 @@ def follow(run: Run, console: Console, every: float) -> None:
             run.refresh()
 
 
-def _print_lines(run: Run, every: float) -> None:
-    """Print each step and evaluation once, even if a resumed run rewrites its files."""
-    shown: set[str] = set()
-    lines = Progress(run.files, run.planned).poll()  # those that `run` has read
-    while True:
-        for line in lines:
-            if line not in shown:
-                print(command.printable(line), flush=True)
-        shown.update(lines)
-        if run.state != RUNNING:
-            return
-        time.sleep(every)
-        lines = run.refresh()
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("give 0.1 to 3600 seconds")
-    return value
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = command.parser("scripts.watch", __doc__)
     parser.add_argument("folder", type=Path, metavar="RUN_DIR")
     parser.add_argument("--once", action="store_true", help="print the view and exit")
-    parser.add_argument("--every", type=_seconds, default=2.0, metavar="SECONDS", help="between updates (default: 2)")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="between updates (default: 2)")
     options = parser.parse_args(argv)
     logging.getLogger("grpo").setLevel(logging.ERROR)  # broken lines are counted in the view
     try:
         run = Run(options.folder)
         console = Console(highlight=False)
-        if not options.once:
+        if console.is_terminal and not options.once:
             follow(run, console, options.every)
-        if options.once or console.is_terminal:
-            console.print(draw(run))
+        console.print(draw(run))
         if run.state != RUNNING:
             print(*map(command.printable, run.progress.results(run.folder, run.save_path, run.ckpt_path)), sep="\n")
     except (UserError, OSError) as error:
         print(f"watch: {error}", file=sys.stderr)
-        return REFUSED
+        return 2
     except KeyboardInterrupt:
         pass
-    return DONE
+    return 0
 
 
 if __name__ == "__main__":

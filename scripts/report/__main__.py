@@ -66,27 +66,19 @@ def render(runs: Sequence[Run], diagnoses: Mapping[str, Sequence[Finding]]) -> s
     return page + Resources(mode="inline", components=["bokeh"]).render() + script
 
 
-NAME = "report.html"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = command.parser("scripts.report", __doc__)
     parser.add_argument("folders", type=Path, nargs="+", metavar="RUN_DIR")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"default: {NAME} in the first RUN_DIR")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the first RUN_DIR")
     options = parser.parse_args(argv)
-    out = options.out or options.folders[0] / NAME
+    out = options.out or options.folders[0] / "report.html"
     try:
         runs = read_runs(options.folders)
-        diagnoses = {run.name: diagnose(run.metrics, run.evals, run.config) for run in runs}
-        page = render(runs, diagnoses)
+        page = render(runs, {run.name: diagnose(run.metrics, run.evals, run.config) for run in runs})
+        json_files.replace(out, page)
     except (UserError, OSError) as error:
         print(f"scripts.report: {error}", file=sys.stderr)
-        return 2
-    try:
-        json_files.replace(out, page)
-    except OSError as error:
-        print(f"scripts.report: {out} cannot be written ({error.strerror}): give another --out", file=sys.stderr)
         return 2
     print(out)
     return 0

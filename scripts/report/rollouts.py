@@ -1,7 +1,6 @@
 """Which rollouts a report shows, split into prompt, thinking and answer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,7 @@ LONGEST = 24_000  # characters of a text that are shown
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One rollout to read; `why` is what makes it an extreme of its step. `answer` is what the grader reads."""
-
-    why: str
-    grade: str
-    gold: str
-    numbers: list[tuple[str, str]]
-    prompt: str
-    thinking: str
-    answer: str
-
-
-def choose(run: Run, few: bool) -> list[tuple[str, list[Rollout]]]:
+def choose(run: Run, few: bool) -> list[tuple[str, list[Row]]]:
     """Return titles and rollouts: of the first, middle and last step, and the last evaluation. `few`: the last ones."""
     steps, evals = (list(run.files.sample_files(kind).items()) for kind in ("step", "eval"))
     places = sorted({len(steps) - 1} if few else {0, len(steps) // 2, len(steps) - 1}) if steps else []
@@ -36,7 +22,7 @@ def choose(run: Run, few: bool) -> list[tuple[str, list[Rollout]]]:
     return [(title, rollouts) for title, file in files if (rollouts := _read(file))]
 
 
-def _read(file: Path) -> list[Rollout]:
+def _read(file: Path) -> list[Row]:
     rows = [row for row in read_samples(file) if isinstance(row.get("response"), str)]
     return [_describe(row, why) for row, why in list_extremes(rows)]
 
@@ -71,14 +57,16 @@ def _number(row: Row, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
-def _describe(row: Row, why: str) -> Rollout:
+def _describe(row: Row, why: str) -> Row:
+    """Return what the page shows of a rollout; `answer` is what the grader reads."""
     message = final_message(row["response"])
     start = len(row["response"]) if message is None else row["response"].rindex(message)
     numbers = [(name, f"{value:.5g}") for name in row if (value := _number(row, name)) is not None]
     numbers += [(name, str(row[name])) for name in ("datasource", "answer", "reason") if row.get(name) is not None]
     grade = {1.0: "right", 0.0: "wrong"}.get(_number(row, "correct"), "not graded")  # type: ignore[arg-type]
-    texts = map(_cut, (str(row.get("prompt") or ""), row["response"][:start], row["response"][start:]))
-    return Rollout(why, grade, _read_gold(row.get("label")), numbers, *texts)
+    about = {"why": why, "grade": grade, "gold": _read_gold(row.get("label")), "numbers": numbers}
+    thinking, answer = row["response"][:start], row["response"][start:]
+    return about | {"prompt": _cut(str(row.get("prompt") or "")), "thinking": _cut(thinking), "answer": _cut(answer)}
 
 
 def _read_gold(label: Any) -> str:

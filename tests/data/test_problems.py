@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.instructions import INSTRUCTIONS
-from data.problems import Form, Problem, merge_repeats, parse_rows
+from data.problems import INSTRUCTIONS, Form, Problem, merge_repeats, parse_rows
 from data.sources import Row
 from grpo.rollout.problem_files import normalize
 from grpo.stack.problem import UserError

@@ -85,8 +85,8 @@ def recompute(question):
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_answers_follow_from_the_question_and_are_0_to_999(split):
-    problems, again, other = (list(islice(synthetic.problems(split, seed), 500)) for seed in (3, 3, 4))
-    assert problems == again != other
+    problems, again = (list(islice(synthetic.problems(split), 500)) for _ in range(2))
+    assert problems == again
     assert {p.operation for p in problems} == {"plus", "minus"}
     answers = [p.answer for p in problems]
     assert min(answers) < 50 and max(answers) > 950

@@ -58,7 +58,7 @@ def evaluate_responses(model, data, reward, tmp_path, monkeypatch):
         drawn = iter(tuple(responses) * 12)
 
         async def draw(*_):
-            return engine.Sample(tokenizer.encode(next(drawn), add_special_tokens=False), "stop")
+            return tokenizer.encode(next(drawn), add_special_tokens=False), "stop", {}
 
         scheduler = SimpleNamespace(max_num_seqs=8)
         llm = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=SimpleNamespace(scheduler_config=scheduler)))

