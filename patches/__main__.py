@@ -53,6 +53,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add("--target", type=Path, metavar="DIR", help="the openrlhf package (default: the one of this Python)")
     add("--version", metavar="V", help="OpenRLHF's version (default: the package's)")
     add("--json", action="store_true", help="print one JSON object instead of text")
+    add("--dry-run", action="store_true", help="apply, revert: build the package, but change nothing")
     add("--edits-to", type=Path, metavar="FILE", help="apply, revert: save hand edits in FILE, then replace them")
     add("--to", type=Path, metavar="DIR", help="import: the folder to make")
     add("--from", type=Path, metavar="DIR", dest="source", help="export: the repository")
@@ -90,6 +91,9 @@ def _change(options: argparse.Namespace, installed: Installed, state: str) -> st
     """Apply or revert the series; return what happened, as the start of a sentence."""
     if state == ("pristine" if options.command == "revert" else "applied"):
         return "nothing to change; "
+    if options.dry_run:
+        with installed.build():
+            return f"would {options.command} the patches; "
     if state == "edited":
         try:
             with options.edits_to.open("x", encoding="utf-8", errors="surrogateescape") as file:

@@ -24,6 +24,7 @@ def test_apply_twice_then_revert_restores_every_byte(world):
     assert world.call("apply") == 0 and {file: file.stat().st_mtime_ns for file in times} == times
     assert world.call("status") == world.call("verify") == 0
     assert digest(world.package) == load("1.0").patched
+    assert world.call("revert", "--dry-run") == 0 and look(world.package) == PATCHED
     assert world.call("revert") == 0 and look(world.package) == PRISTINE
     assert sorted(path.name for path in world.site.iterdir()) == ["openrlhf", "openrlhf-1.0.dist-info"]
     (world.package / "kept.py").write_text("edited in place\n")
