@@ -76,6 +76,6 @@ EVAL_ARGS=(
     --max_ckpt_num 2  # the newest; the best is always kept
 )
 
-[[ -x $checkout/scripts/launch.sh ]] || { echo "refused: $0: set checkout= to the path of the checkout" >&2; exit 2; }
+[[ -x $checkout/scripts/launch.sh ]] || { echo "refused: edit the line checkout= of $0: it names the checkout of gptoss-grpo" >&2; exit 2; }
 exec "$checkout/scripts/launch.sh" "${MODEL_ARGS[@]}" "${PLACEMENT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${REWARD_ARGS[@]}" \
     "${GRPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${EVAL_ARGS[@]}" -- "$@"

@@ -196,6 +196,7 @@ def write_card(model: Path, adapter: Adapter, is_merged: bool, license_id: str) 
     lines += ["The adapter is merged into the model." if is_merged else "A LoRA adapter in PEFT's format.", ""]
     for row in (row for row in run.graded if row["step"] in (0, step)):
         lines.append(f"- held-out {get_name(row)} after step {row['step']}: {get_value(row):.3f} (n={row.get('n')})")
+    lines += [f"- {run.about_judge}"] if run.about_judge else []
     flags, packages = run.part("flags"), run.read(run.files.environment).get("packages") or {}
     lines += [f"- {name}: {flags[name]}" for name in _IN_CARD if name in flags]
     return "\n".join([*lines, *(f"- {name} {packages[name]}" for name in _PACKAGES if name in packages)]) + "\n"

@@ -86,8 +86,7 @@ def _notes(run: Run) -> list[Text]:
     notes = [f"{lines.broken} broken lines in {lines.path.name}" for lines in run.progress.files if lines.broken]
     if run.progress.lost.count:
         notes.append(f"lost: {run.progress.lost.describe()}")
-    if run.config_fault:
-        notes.append(run.config_fault)
+    notes += filter(None, (run.config_fault, run.about_judge))
     if run.state == RUNNING and not run.has_stepped:
         notes.append("the run is starting")
     if run.state in (CRASHED, STOPPED):

@@ -110,6 +110,12 @@ class Run:
         return _as_object(self.config.get(name))
 
     @property
+    def about_judge(self) -> str:
+        """Say that a local server stood in for the judge; "" if none did."""
+        is_stand_in = self.config.get("judge_is_stand_in")
+        return "a local server stood in for the judge: its scores mean nothing" if is_stand_in else ""
+
+    @property
     def step(self) -> int:
         """Return the last logged step; 0 if there is none."""
         return self.metrics[-1]["step"] if self.metrics else 0

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from grpo.metrics.metric_schema import SCHEMA
+from grpo.run.run_state import Run
 from scripts import watch
+from scripts.report.__main__ import render
 
 SAMPLE = {"prompt": "<|start|>user<|message|>What is 2+2?<|end|>", "response": "it is 4", "reward": 0.6, "correct": 1.0}
 
@@ -22,6 +24,15 @@ def test_a_run_without_a_step(make_run, capsys):
     assert "crashed" in run_watch(capsys, run.folder)
     run.hold()
     assert "the run is starting" in run_watch(capsys, run.folder, "--once")
+
+
+def test_a_stand_in_for_the_judge_is_named_in_view_and_report(make_run, capsys):
+    folder = make_run().folder
+    for is_stand_in in (False, True):
+        (folder / "config.json").write_text(json.dumps({"judge_is_stand_in": is_stand_in}))
+        page = render([Run(folder)], {folder.name: []})
+        for text in (run_watch(capsys, folder), page):
+            assert ("stood in for the judge" in text) is is_stand_in
 
 
 def test_one_view_of_an_active_run(make_run, capsys):
