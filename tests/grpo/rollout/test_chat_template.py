@@ -9,7 +9,7 @@ from openrlhf.datasets.prompts_dataset import PromptDataset
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
-from eval.problems import Chat, EvalProblem
+from eval.problems import Chat
 from grpo.hooks.flag_aliases import Arguments
 from grpo.rollout import chat_template
 from grpo.rollout.harmony import template_for
@@ -57,7 +57,7 @@ def render_everywhere(model, monkeypatch, effort=None, others=None, date=None) -
     template = template_for(AutoTokenizer.from_pretrained(model), chat_template.from_environment(environ))
     turn = template.codec.decode(template.render_tokens([{"role": "user", "content": QUESTION["prompt"]}]))
     chat = Chat(model, chat_template.variables(effort, others, date))
-    evaluated = chat.tokenizer.decode(chat.prompt(EvalProblem("p", QUESTION["prompt"], "5", "sums")))
+    evaluated = chat.tokenizer.decode(chat.render(QUESTION["prompt"]))
     assert prompt == turn == evaluated
     return prompt
 
