@@ -80,6 +80,8 @@ VARIABLES = {
 # OpenRLHF's flags that nothing reads here, or that do not work, and why. They keep OpenRLHF's defaults.
 _SINKS = "it switches to flash attention, which drops gpt-oss's attention sinks"
 _SHARES = "loading and sync assume that each rank holds one share of every parameter"
+_REWARD = "there is no reward model: --remote_rm_url names the reward"
+_PACKED = "packing batches of varying size drops gpt-oss's attention sinks"
 _CRITIC = "there is no critic: groups of rollouts take its place"
 GONE = {
     "critic_learning_rate": _CRITIC,
@@ -90,6 +92,11 @@ GONE = {
     "lambd": _CRITIC,
     "save_value_network": _CRITIC,
     "value_clip": _CRITIC,
+    **dict.fromkeys(("reward_pretrain", "reward_num_nodes", "reward_num_gpus_per_node", "normalize_reward"), _REWARD),
+    **dict.fromkeys(("value_head_prefix", "colocate_critic_reward"), _REWARD),
+    **dict.fromkeys(("ptx_coef", "perf"), "nothing in OpenRLHF reads it"),
+    **dict.fromkeys(("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu"), _PACKED),
+    "ref_reward_offload": "there is no second model: the reference is the actor as it started",
     "disable_ds_ckpt": "checkpoints hold the adapter and its optimizer state alone; --save_steps -1 saves none",
     "max_ckpt_mem": "checkpoints are small; --max_ckpt_num limits them",
     "save_hf_ckpt": "each checkpoint has its adapter in PEFT's format; scripts.export_model merges it",
@@ -99,7 +106,7 @@ GONE = {
     "prompt_data_probs": "--prompt_data is one file",
     "kl_horizon": "--init_kl_coef does not adapt",
     "kl_target": "--init_kl_coef does not adapt: checkpoints do not store it",
-    "use_dynamic_batch": "packing batches of varying size drops gpt-oss's attention sinks",
+    "use_dynamic_batch": _PACKED,
     "vllm_sync_backend": "only the adapter goes to the engines, through Ray",
     "vllm_sync_with_ray": "only the adapter goes to the engines, always through Ray",
     "async_train": "its trainer writes no metrics.jsonl or eval.jsonl; --pipeline samples while the actor trains",
@@ -112,6 +119,7 @@ GONE = {
     "lora_dropout": "the actor's log-probs would differ from those of the engines, which drop nothing",
     "packing_samples": _SINKS,
     "ring_attn_size": _SINKS,
+    "ring_head_stride": _SINKS,
     "use_liger_kernel": "it does not work with gpt-oss",
     "zpg": _SHARES,
 }

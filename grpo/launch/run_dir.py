@@ -27,7 +27,7 @@ from grpo.run.run_files import RunFiles
 from grpo.run.run_state import FINISHED, Run
 from grpo.stack import cluster, machine
 from grpo.stack.checkout import CHECKOUT, git_revision, is_cpu_stack
-from grpo.stack.json_files import replace
+from grpo.stack.json_files import read_bytes, replace
 from grpo.stack.problem import UserError
 from grpo.stack.secrets import is_secret, redact
 from reward import settings as judge_settings
@@ -153,7 +153,7 @@ def _keep_adapter(config: Config, files: RunFiles) -> None:
 
 def data_digest(file: Path) -> str:
     """Return the SHA-256 of a file that the run reads."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
 def environment() -> dict[str, Any]:

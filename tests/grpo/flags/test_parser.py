@@ -67,7 +67,7 @@ def test_an_empty_value_undoes_a_flag_also_at_a_resume(tmp_path: Path, given: li
 
 def test_every_switch_can_be_undone() -> None:
     switches = [action for action in make_parser()._actions if isinstance(action, ours.SWITCH)]
-    assert len(switches) > 30
+    assert len(switches) > 25
     for action in switches:
         on, off = action.option_strings
         assert parse_given(make_parser(), [on, off]) == {action.dest: False}
