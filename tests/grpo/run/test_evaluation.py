@@ -10,12 +10,12 @@ from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import SamplingType
 
-from eval.engine import Sample as EvalSample
 from eval.problems import Chat
 from grpo.environments.settings import AGENT
 from grpo.rollout.budgeted_rollout import budgeted_response
 from grpo.rollout.stage import Stage, for_sample
 from grpo.rollout.thinking import Budget, delimiter
+from grpo.rollout.trajectory import Origin
 from grpo.run import eval_metric, evaluation, records, run_log
 from grpo.stack import json_files
 from reward.reward_func import reward_func
@@ -127,9 +127,10 @@ def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, firs
     [record] = describe([made], tokenizer)
     assert (record["thinking_truncated"], record["truncated"]) == (cut, truncated)
 
-    drawn = EvalSample.of(rollout)
+    reason = "length" if rollout.is_truncated else "stop"
+    drawn = rollout.logs() | {"response_length": float(rollout.trajectory.count(Origin.SAMPLED))}
     by_hand = {"id": "a", "prompt": "<a>", "sample": 0, "datasource": "sums", "label": "7", "seed": 100}
-    by_hand |= Chat.record(SimpleNamespace(tokenizer=tokenizer), drawn.tokens, drawn.finish_reason, drawn.logs)
+    by_hand |= Chat.record(SimpleNamespace(tokenizer=tokenizer), rollout.response, reason, drawn)
     by_hand.pop("finish_reason")
     written = {name: None if value != value else value for name, value in record.items()}  # NaN, as a run writes it
     graded = records.grade_sample(by_hand) | by_hand
