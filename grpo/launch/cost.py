@@ -58,9 +58,9 @@ def _describe_calls(plan: Plan, config: Config, judge: RunJudge, steps: int) -> 
 
 
 def _describe_hours(plan: Plan, config: Config, judge: RunJudge, steps: int) -> list[str]:
-    """Return [] for a model without a size, for CPUs, and for what does not fit."""
+    """Return [] for a model without a size, for CPUs, for what does not fit, and for data without a step."""
     args, model, need = config.args, plan.architecture, needs(config)
-    if model is None or need is None or list(check_gpu_memory(config)):
+    if not steps or model is None or need is None or list(check_gpu_memory(config)):
         return []
     numbers = read_report()
     sequences = math.ceil(config.rollouts_per_step / args.vllm_num_engines)
