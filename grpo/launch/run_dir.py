@@ -16,8 +16,9 @@ from typing import Any
 
 from grpo.checkpoint import adapter_files, digests
 from grpo.environments import settings as environment_settings
+from grpo.flags import ours
 from grpo.flags.parser import Asked, make_parser
-from grpo.flags.upstream import make_words, parse_given
+from grpo.flags.upstream import make_words, parse_given, trainer_parser
 from grpo.launch.checks.reward import is_users
 from grpo.launch.config import Config
 from grpo.launch.judge import RunJudge
@@ -36,12 +37,19 @@ from reward import user_files
 # Variables that change results or speed; those of the project are in config.json
 _RECORDED = ({*cluster.FORWARDED_PREFIXES} - {"GRPO_"}) | {"CUDA_", "PYTHONPATH", "RAY_ADDRESS", "TOKENIZERS_"}
 _PLACES = ("ckpt_path", "metrics_dir")
+_OF_RUN = (*_PLACES, "template_date")
 # Options of eval.evaluate in an environment, and the variables of a run
 _PLAYED = {"environment": "ENVIRONMENT", "library": "LIBRARY", "turns": "TURN_LIMIT", "seconds": "ROLLOUT_SECONDS"}
 _PLAYED |= {"tool-seconds": "TOOL_SECONDS", "score-seconds": "SCORE_SECONDS"}
-_HEAD = """#!/usr/bin/env bash
-# The flags of this run. This starts another run with them; more flags win: ./command.sh --steps 5
-exec {launcher} -- \\
+_SCRIPT = """#!/usr/bin/env bash
+# Every flag of this run, as train_grpo.sh, its options, and the command line set them. --resume reads them here. As a
+# command, this file starts another run with them, and more flags win: ./command.sh --steps 5
+FLAGS=(
+{flags}
+)
+# What follows from them in this run:
+{follows}
+exec {launcher} -- "${{FLAGS[@]}}" "$@"
 """
 
 
@@ -77,30 +85,37 @@ def find_run(which: str) -> Path:
     return run.folder
 
 
-def record_asked(asked: Asked) -> dict[str, Any]:
-    """Return "asked" of config.json, which :func:`read_asked` reads."""
-    return {"words": _make_words(asked, _PLACES), "script": asked.script, "sources": asked.sources}
-
-
 def read_asked(folder: Path) -> Asked:
-    """Return what a run was asked for so far, except its own folders, which follow from where it lies.
+    """Return what a run was asked for so far: its flags from command.sh, and what set them from config.json.
+
+    Its own folders and date are left out: they follow from where it lies, and from its configuration.
 
     Raises:
-        UserError: if another version made the run, or its record is damaged.
+        UserError: if another version made the run, or its files are damaged.
     """
     files = RunFiles(folder)
-    record = files.read_config().get("asked") or {}
-    script, sources, words = record.get("script"), record.get("sources"), record.get("words")
-    if not isinstance(script, list) or not isinstance(sources, dict) or not isinstance(words, list):
+    record, words = files.read_config(), _read_words(files.command)
+    script, sources = record.get("script"), record.get("sources")
+    if not isinstance(script, list) or not isinstance(sources, dict) or words is None:
         raise UserError(
-            f"{files.config} does not have the words of the run's command: another version of this project made it",
+            f"{files.command} lacks the flags of the run: another version of this project made it, or it is damaged",
             f"resume it with the commit that {files.environment} names (git checkout), or start a new run from its "
             "adapter: --adapter CHECKPOINT/adapter",
         )
-    values = parse_given(make_parser(), [str(word) for word in words])
+    values = parse_given(make_parser(), words)
     is_tiny, gpus = values.pop("tiny", False), values.pop("gpus", None)
-    named = {name: str(sources.get(name, "config.json")) for name in values}
+    values = {name: value for name, value in values.items() if name not in _OF_RUN}
+    named = {name: str(sources.get(name, files.command.name)) for name in values}
     return Asked(values, named, [str(word) for word in script], tiny=is_tiny, gpus=gpus, resume=str(folder))
+
+
+def _read_words(file: Path) -> list[str] | None:
+    """Return the words of FLAGS in command.sh; None if it has none."""
+    try:
+        text = read_bytes(file).decode()
+        return shlex.split(text.partition("\nFLAGS=(\n")[2].partition("\n)\n")[0], comments=True) or None
+    except (OSError, ValueError):  # missing, not text, or an open quotation mark
+        return None
 
 
 def write(
@@ -121,7 +136,8 @@ def write(
         "flags": config.values,
         "given": config.given,
         "changes": asked.list_differences(),
-        "asked": record_asked(asked),
+        "script": asked.script,
+        "sources": asked.sources,
         "data_sha256": {name: data_digest(Path(file)) for name, file in data.items()},
         "adapter_sha256": data_digest(files.start / adapter_files.WEIGHTS) if config.args.adapter else None,
         "judge": judge_settings.variables(),
@@ -134,7 +150,7 @@ def write(
     }
     for file, value in ((files.config, record), (files.environment, environment()), (files.patches, patch_status)):
         replace(file, redact(json.dumps(value, indent=2, default=str)) + "\n")
-    files.command.write_text(redact(make_script(asked, run_dir, config.args.template_date)), encoding="utf-8")
+    files.command.write_text(redact(make_script(asked, run_dir, config)), encoding="utf-8")
     files.command.chmod(0o700)
 
 
@@ -170,18 +186,19 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _make_words(asked: Asked, left_out: Sequence[str], **more: Any) -> list[str]:
-    """Return a command line with what was asked for, without some flags."""
-    values = {name: value for name, value in asked.values.items() if name not in left_out}
-    return make_words(make_parser(), values | {"tiny": asked.tiny or None, "gpus": asked.gpus} | more)
-
-
-def make_script(asked: Asked, run_dir: Path, date: str | None = None) -> str:
-    """Return command.sh. Places in the run directory are left out: another run has its own."""
-    places = [name for name in _PLACES if Path(asked.values.get(name) or "/").is_relative_to(run_dir)]
-    lines = group_flags(_make_words(asked, places, template_date=date))
-    head = _HEAD.format(launcher=shlex.quote(str(CHECKOUT / "scripts" / "launch.sh")))
-    return head + "".join(f"    {line} \\\n" for line in lines) + '    "$@"\n'
+def make_script(asked: Asked, run_dir: Path, config: Config) -> str:
+    """Return command.sh. Places in the run directory are no flags of it: another run has its own."""
+    parser = make_parser()
+    values = {name: parser.get_default(name) for name in (*ours.DEFAULTS, *ours.EXPORTED)} | asked.values
+    values |= {"tiny": asked.tiny or None, "gpus": asked.gpus, "template_date": config.args.template_date}
+    values |= {name: None for name in _PLACES if Path(asked.values.get(name) or "/").is_relative_to(run_dir)}
+    follows = {name: value for name, value in config.given.items() if values.get(name) is None}
+    flags, rest = (group_flags(make_words(one, of)) for one, of in ((parser, values), (trainer_parser(), follows)))
+    return _SCRIPT.format(
+        flags="\n".join(f"    {line}" for line in flags),
+        follows="\n".join("#   " + line.replace("\n", "\\n") for line in rest),
+        launcher=shlex.quote(str(CHECKOUT / "scripts" / "launch.sh")),
+    )
 
 
 def group_flags(words: Sequence[str]) -> list[str]:

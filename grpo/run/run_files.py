@@ -22,7 +22,7 @@ STEP_DIRECTORY = re.compile(r"step_(0|[1-9][0-9]*)")
 # A process that checks whether the run is alive takes the lock for a moment, see RunFiles.is_held.
 LOCK_TRIES = 5
 _SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": list}
-_PARTS = ("flags", "judge", "plan", "reward", "data_sha256", "reward_sha256", "asked")  # of config.json
+_PARTS = ("flags", "judge", "plan", "reward", "data_sha256", "reward_sha256", "sources")  # of config.json
 _ATTEMPT: Types = {"time": (int, float), "code": int}  # a line of ends.jsonl or resumes.jsonl
 SPACE = 8192  # bytes for the lost writes: a path may have 4,096
 LOSSY = 1  # the exit code of a run that has made all its steps; it is incomplete in what it wrote

@@ -25,7 +25,7 @@ RECENT = 20
 # These differ between any two runs and affect nothing.
 PLACES = {"run_dir", "metrics_dir", "ckpt_path", "save_path", "engine_model", "resume_from", "wandb_run_name"}
 # Of config.json: what `settings` names itself, and what follows from the rest.
-_LEFT_OUT = {"flags", "given", "changes", "asked", "plan", "judge", "openrlhf"}
+_LEFT_OUT = {"flags", "given", "changes", "script", "sources", "plan", "judge", "openrlhf"}
 ABSENT = "-"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from grpo.flags import boxes, other_names, ours, parser
 from grpo.flags.parser import Asked, fill, make_parser, shipped_values
 from grpo.flags.upstream import parse_given
 from grpo.launch import run_dir
+from grpo.launch.config import Config, resolve
+from grpo.launch.flags import make_trainer_words
 from grpo.stack.problem import UserError
 from tests.grpo.launch.recipe import ROOT, read_script
 
@@ -32,8 +35,13 @@ def edit(**changes: str) -> list[str]:
 def keep(folder: Path, asked: Asked) -> Path:
     """Leave what a run leaves of its flags."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"asked": run_dir.record_asked(asked)}))
+    (folder / "config.json").write_text(json.dumps({"script": asked.script, "sources": asked.sources}))
+    (folder / "command.sh").write_text(run_dir.make_script(asked, folder, resolve_run(asked, folder)))
     return folder
+
+
+def resolve_run(asked: Asked, folder: Path) -> Config:
+    return resolve(make_trainer_words(asked.values), folder)
 
 
 def test_the_script_is_the_shipped_one() -> None:
@@ -151,10 +159,26 @@ def test_a_box_that_is_repeated_at_a_resume_undoes_nothing(tmp_path: Path) -> No
 
 def test_the_command_of_a_run_is_whole_and_starts_it_again(tmp_path: Path) -> None:
     asked = ask("--tiny", "--no-judge", "--template_variables", '{"a": "it\'s # not $HOME"}', "--offload")
-    text = run_dir.make_script(asked, tmp_path)
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
-    again = ask(*words[words.index("--") + 1 : -1], script=[])
-    assert words[-1] == "$@" and again.values == asked.values and again.tiny
+    config, launcher = resolve_run(asked, tmp_path), tmp_path / "launch.sh"
+    launcher.write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
+    text = run_dir.make_script(asked, tmp_path, config)
+    launcher.chmod(0o755)
+    command = text.replace(str(ROOT / "scripts" / "launch.sh"), str(launcher))
+    done = subprocess.run(["bash", "-c", command, "command.sh", "--seed", "7"], stdout=subprocess.PIPE, check=True)
+    words = done.stdout.decode().split("\0")[1:-1]
+    assert words[-2:] == ["--seed", "7"]
+    again = ask(*words[:-2], script=[])
+    assert again.tiny and resolve_run(again, tmp_path).given == config.given
+    flags = {
+        word.partition("=")[0].replace("no-", "") for word in shlex.split(text.replace("#", "")) if word[:2] == "--"
+    }
+    assert not {f"--{name}" for name in config.given} - flags - {"--max_steps"}, "all that the trainer gets"
+
+
+def test_an_edited_command_of_a_run_counts_at_its_resume(tmp_path: Path) -> None:
+    run = keep(tmp_path / "run", ask("--seed", "5"))
+    (run / "command.sh").write_text((run / "command.sh").read_text().replace("--seed 5", "--seed 6  # and not 5"))
+    assert ask("--resume", str(run)).values["seed"] == 6
 
 
 def test_a_run_from_before_is_refused_by_name(tmp_path: Path) -> None:

@@ -224,19 +224,24 @@ def test_a_check_says_where_the_run_would_continue_and_how(setting, save, monkey
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(None, "{", "[]", '{"asked": 7}', '{"asked": {"script": 7, "sources": {}, "words": []}}'),
-        '{"asked": {"script": [7], "sources": {"seed": 1}, "words": ["--seed", "7"]}}',
-        *(f'{{"asked": {{"script": [], "sources": {{}}, "words": {words}}}}}' for words in ("7", "[7]", '["--held"]')),
-    ],
-)
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"sources": 7}', '{"script": 7, "sources": {}}', '{"script": []}'])
 def test_what_no_launcher_wrote_is_refused_without_a_traceback(tmp_path, text: str | None) -> None:
     """Nor is a pipe in its place waited for."""
-    config = tmp_path / "config.json"
-    if text is None:
-        os.mkfifo(config)
-    else:
-        config.write_text(text)
+    (tmp_path / "command.sh").write_text("\nFLAGS=(\n--seed 7\n)\n")
+    write_or_pipe(tmp_path / "config.json", text)
     assert run_command("--dry-run", "--resume", str(tmp_path)).returncode == 2
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("flags", [None, "", "\nFLAGS=(\n)\n", "\nFLAGS=(\n--held\n)\n", "\nFLAGS=(\n--seed '7\n)\n"])
+def test_a_damaged_command_is_refused_without_a_traceback(tmp_path, flags: str | None) -> None:
+    (tmp_path / "config.json").write_text('{"script": [], "sources": {}}')
+    write_or_pipe(tmp_path / "command.sh", flags)
+    assert run_command("--dry-run", "--resume", str(tmp_path)).returncode == 2
+
+
+def write_or_pipe(file: Path, text: str | None) -> None:
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(text)
