@@ -65,13 +65,6 @@ def rank() -> Any:
     return ray.remote(num_gpus=1)(PolicyWorker)
 
 
-def trainer(*models: Any, **sampling: Any) -> Any:
-    """Return the controller, in this process. It takes the place of ``PPOTrainer``, with its arguments."""
-    from grpo.train.trainer import Trainer  # imports PyTorch and vLLM
-
-    return Trainer(*models, **sampling)
-
-
 def has_reference_model(_: Arguments) -> bool:
     """Return False: the reference is the actor as it started, see :mod:`grpo.train.reference`."""
     return False

@@ -78,7 +78,7 @@ def test_training_waits_for_the_engines(load, monkeypatch, shared, waiting):
     controller = remote(trainer)
     monkeypatch.setattr("openrlhf.trainer.ppo_trainer.PPOTrainer", controller)  # stock's
     ours = SimpleNamespace(get_max_steps=lambda: 1, fit=lambda: done.append("fit"))
-    monkeypatch.setattr("grpo.hooks.train_ppo_ray.trainer", lambda *_, **__: ours)
+    monkeypatch.setattr("grpo.train.trainer.Trainer", lambda *_, **__: ours)
     monkeypatch.setattr("grpo.hooks.train_ppo_ray.rank", lambda: None)
     monkeypatch.setattr("grpo.hooks.train_ppo_ray.settle_nodes", lambda: None)  # Ray is not connected
 
