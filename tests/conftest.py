@@ -109,7 +109,8 @@ def write_gpt_oss(directory: Path, shape: dict[str, int], vocabulary: int = 97, 
     from huggingface_hub import save_torch_state_dict
     from transformers import GptOssForCausalLM
 
-    from scripts.tiny_model.checkpoint import packed_tensors, tiny_config, write_config
+    from scripts.tiny_model.checkpoint import tiny_config, write_config
+    from tests.packed import packed_tensors
 
     torch.manual_seed(0)
     config = tiny_config(vocabulary)

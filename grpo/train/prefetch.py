@@ -143,11 +143,11 @@ class Prefetch:
         return self.policy - self.current.policy
 
     def _start(self, episode: int, step: int, is_early: bool = False) -> None:
-        sampling = self._sampler.begin_step(step)
-        batch = StepBatch(step, self.policy, sampling.groups, is_early)
+        sampled = Sampled()
         # Dynamic filtering draws other prompts in place of those that rewards leave out: only its end is known.
-        if self._args.pipeline and not self._args.dynamic_filtering:
-            sampling.sampled = batch.sampled
+        is_noted = self._args.pipeline and not self._args.dynamic_filtering
+        sampling = self._sampler.begin_step(step, sampled if is_noted else None)
+        batch = StepBatch(step, self.policy, sampling.groups, is_early, sampled=sampled)
         self._waiting.append(batch)
 
         def sample() -> None:
@@ -177,16 +177,18 @@ class Prefetch:
 
         def compute() -> dict[str, Any]:
             batch.end.result()
-            results = [([dump_sample(one) for one in it.rollouts], it.prompts, it.is_over) for it in batch.drawn]
+            drawn = [vars(it) | {"rollouts": [dump_sample(one) for one in it.rollouts]} for it in batch.drawn]
             groups = dict(vars(batch.groups))
-            return {"step": batch.step, "staleness": staleness, "groups": groups, "results": results}
+            return {"step": batch.step, "staleness": staleness, "groups": groups, "drawn": drawn}
 
         return compute
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`get_state`."""
         batch = StepBatch(state["step"], self.policy - state["staleness"], StepGroups(**state["groups"]), is_early=True)
-        batch.drawn = [Drawn([restore_sample(one) for one in rollouts], *rest) for rollouts, *rest in state["results"]]
+        for saved in state["drawn"]:
+            rollouts = [restore_sample(one) for one in saved["rollouts"]]
+            batch.drawn.append(Drawn(**saved | {"rollouts": rollouts}))
         batch.end.set_result(None)
         batch.sampled.set()
         self._waiting = [batch]

@@ -1,10 +1,12 @@
 """From prompts to rewarded rollouts: draws prompts, lets the engines answer them, and checks what comes back."""
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import ray
 from openrlhf.datasets import PromptDataset
@@ -23,12 +25,21 @@ from grpo.train.rollouts import build_rollout
 _POLL_SECONDS = 0.1  # between two polls whether the engines have sampled all and only wait for rewards
 
 
-class SamplingOptions(NamedTuple):
+@dataclass(frozen=True)
+class SamplingOptions:
     """How the engines answer a prompt."""
 
     samples: int  # rollouts of its group
     temperature: float
     max_new_tokens: int  # of a response
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt that an engine answers."""
+
+    engine: int  # its number
+    seed: int | None
 
 
 def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, PromptLoader | None]:
@@ -70,8 +81,8 @@ class Sampler:
         self._train, self._held_out = train, held_out
         self._prompts: Iterator[Any] | None = None
 
-    def begin_step(self, step: int) -> Step:
-        """Return the sampling of a global step.
+    def begin_step(self, step: int, sampled: threading.Event | None = None) -> Step:
+        """Return the sampling of a global step, which sets `sampled` once its rollouts only wait for rewards.
 
         The first step seeds the order of the prompts: a process without a seed leaves the loader with a random one. A
         resumed run keeps the order of its checkpoint.
@@ -80,7 +91,8 @@ class Sampler:
         if step == 1:
             self._train.sampler.generator.manual_seed(args.seed)
         records_routing = args.routing_replay or self._gate.is_due()
-        return Step(args, step, records_routing=records_routing, max_new_tokens=self._lengths.limit(step))
+        limit = self._lengths.limit(step)
+        return Step(args, step, records_routing=records_routing, max_new_tokens=limit, sampled=sampled)
 
     def sample_step(self, step: Step) -> Drawn:
         """Sample the batch of a step, or as much of it as the prompts of the episode suffice for."""
@@ -115,7 +127,7 @@ class Sampler:
         """
         if self.args.vllm_enable_sleep:
             self.wake_up(["weights", "kv_cache"])
-        pending: dict[Any, tuple[int, int | None]] = {}  # engine and seed of each prompt, by Ray's reference
+        pending: dict[Any, Request] = {}  # by Ray's reference of the answer
         drawn = 0
         with tqdm(total=groups, initial=len(stage.kept), desc=f"sampling: {stage.name}") as bar:
             while True:
@@ -137,7 +149,7 @@ class Sampler:
             ray.get([engine.sleep.remote() for engine in self._engines])
         return drawn
 
-    def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> dict[Any, tuple[int, int | None]]:
+    def _send(self, stage: Stage, problems: list[Any], how: SamplingOptions) -> dict[Any, Request]:
         """Send each problem to the engine with the fewest unfinished requests; return what ``_sample`` waits for."""
         if not problems:
             return {}
@@ -164,10 +176,10 @@ class Sampler:
                 num_samples=how.samples,
                 hf_tokenizer=self._tokenizer,
             )
-            sent[reference] = number, seeded.seed
+            sent[reference] = Request(number, seeded.seed)
         return sent
 
-    def _wait(self, pending: dict[Any, tuple[int, int | None]], stage: Stage) -> list[Any]:
+    def _wait(self, pending: dict[Any, Request], stage: Stage) -> list[Any]:
         """Wait for the rollouts of a prompt, for some seconds at most; return the references that are ready.
 
         ``stage.sampled``, if there is one, is set once the engines have sampled all prompts and only wait for rewards.
@@ -175,9 +187,9 @@ class Sampler:
         is_polled = stage.sampled is not None and not stage.sampled.is_set()
         ready, _ = ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS if is_polled else 10.0)
         if stage.sampled is not None and is_polled and not ready:
-            asked = [self._engines[number] for number in sorted({number for number, _ in pending.values()})]
-            seeds = {seed for sampled in ray.get([engine.sampled.remote() for engine in asked]) for seed in sampled}
-            if seeds.issuperset(seed for _, seed in pending.values()):
+            engines = [self._engines[number] for number in sorted({request.engine for request in pending.values()})]
+            seeds = {seed for sampled in ray.get([engine.sampled.remote() for engine in engines]) for seed in sampled}
+            if seeds.issuperset(request.seed for request in pending.values()):
                 stage.sampled.set()
         return list(ready)
 

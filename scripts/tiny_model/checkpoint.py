@@ -5,21 +5,17 @@ mixture of habits, of which only one is right, as in a base model. It knows the 
 arithmetic, but samples them unreliably; GRPO is there to improve that. The code of this training is in the git history.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM
+from transformers import AutoTokenizer, GptOssConfig
 
-from grpo.model import mxfp4
 from scripts.checkpoint_writer import write_json
 from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 
 WEIGHTS = Path(__file__).with_name("weights.safetensors")
 SHARD_BYTES = 400_000
-EXPERT_WEIGHTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 # As in the real config.json: everything but the experts stays bf16.
 QUANTIZATION_CONFIG = {
     "modules_to_not_convert": [
@@ -40,17 +36,6 @@ def write_model(directory: Path) -> None:
     rows = len(tensors["model.embed_tokens.weight"])
     write_config(directory, tiny_config(rows), stop_ids, tokenizer.pad_token_id)
     save_torch_state_dict(dict(sorted(tensors.items())), directory, max_shard_size=SHARD_BYTES)
-
-
-def packed_tensors(model: GptOssForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a checkpoint file in name order: experts as MXFP4, all else as bf16."""
-    for name, value in sorted(model.state_dict().items()):
-        if name.endswith(EXPERT_WEIGHTS):
-            blocks, scales = mxfp4.quantize(value.detach())
-            yield f"{name}_blocks", blocks
-            yield f"{name}_scales", scales
-        else:
-            yield name, value.detach().to(torch.bfloat16).contiguous()
 
 
 def tiny_config(vocab_size: int) -> GptOssConfig:

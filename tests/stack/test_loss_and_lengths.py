@@ -204,12 +204,12 @@ def test_the_batch_that_was_sampled_ahead_survives_the_kill(parts, tiny_model):
     """With its rewards: those of the second part fail for three prompts of four. An episode is one step."""
     run_dir, _ = parts
     state, _ = trainer_state.read(run_dir / "checkpoints" / "step_3" / "trainer")
-    *exhausted, (batch, _, is_exhausted) = state["client_states"]["next_batch"]["results"]
-    assert len(exhausted) == 1 and not is_exhausted
+    *exhausted, last = state["client_states"]["next_batch"]["drawn"]
+    assert len(exhausted) == 1 and not last["is_over"]
     [(row, samples)] = read_steps(run_dir, 4, 4)
     assert row["reward_missing"] == 0 and row["metric_errors"] == row["dropped_values"] == 0
     tokenizer = AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
-    for saved, sample in zip(batch, samples, strict=True):
+    for saved, sample in zip(last["rollouts"], samples, strict=True):
         sampled = saved["sequences"][0, 1:][saved["action_mask"][0].bool()].tolist()
         assert [sample["prompt"]] == saved["prompts"] and sample["response"] == decode_tokens(tokenizer, sampled)
         assert [sample["reward"]] == pytest.approx(saved["rewards"].tolist())

@@ -22,7 +22,8 @@ from grpo.rollout.harmony import Template, template_for
 from grpo.stack.json_files import replace_rows
 from grpo.stack.upstream import FastTokenizer
 from scripts import make_tiny_model
-from scripts.tiny_model.checkpoint import EXPERT_WEIGHTS, SHARD_BYTES, packed_tensors
+from scripts.tiny_model.checkpoint import SHARD_BYTES
+from tests.packed import EXPERT_WEIGHTS, packed_tensors
 
 TRAIN, EVAL = 512, 128
 # Only `tool` is right. A guess makes no call, `no box` forgets the box.
