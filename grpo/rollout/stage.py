@@ -37,20 +37,19 @@ class Stage:
         args: OpenRLHF's.
         name: "eval 10", or "train 7" of a step; the seeds follow from it.
         greedy_sample: the number of each prompt's rollout that is greedy; None if none is.
-        sampled: set once the engines sample nothing for the stage; None if no caller needs it.
 
     Attributes:
         drawn: how often the stage has drawn each prompt.
         kept: the finished groups of its batch.
+        sampled: set while the engines sample nothing for the stage; None if no caller needs it.
     """
 
-    def __init__(
-        self, args: Arguments, name: str, greedy_sample: int | None = None, sampled: threading.Event | None = None
-    ) -> None:
-        self.args, self.name, self.sampled = args, name, sampled
+    def __init__(self, args: Arguments, name: str, greedy_sample: int | None = None) -> None:
+        self.args, self.name = args, name
         self._greedy_sample = greedy_sample
         self.drawn: Counter[str] = Counter()
         self.kept: list[list[Sample]] = []
+        self.sampled: threading.Event | None = None
 
     def seed_params(self, params: "SamplingParams", prompt: str) -> "SamplingParams":
         """Return the sampling parameters of a prompt's next draw, with a seed from run, stage and prompt.

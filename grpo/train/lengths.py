@@ -6,7 +6,7 @@ shortens the thinking; the answer keeps its part.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ from grpo.stack.problem import UserError
 from grpo.stack.upstream import Arguments
 
 if TYPE_CHECKING:  # the launcher reads schedules without torch
-    import torch
-
     from grpo.rollout.rows import Sample
 
 WINDOW = 5  # steps over which the share of truncated rollouts is averaged
@@ -52,10 +50,8 @@ def parse(schedule: str) -> tuple[Stage, ...]:
         if not fields:
             raise UserError(f"{text!r} is not a limit", _EXAMPLES)
         step, percent = fields["step"], fields["percent"]
-        if stages and not (step or percent):
-            raise UserError(f"nothing says when {text} begins", _EXAMPLES)
-        if not stages and (step or percent):
-            raise UserError(f"the first limit, {text}, applies from the beginning", _EXAMPLES)
+        if bool(stages) != bool(step or percent):
+            raise UserError(f"each limit but the first says when it begins, unlike {text}", _EXAMPLES)
         share = float(percent) / 100 if percent else None
         if share is not None and not 0 < share <= 1:
             raise UserError(f"{text} begins at a share of truncated rollouts of 0% or above 100%", _EXAMPLES)
@@ -118,14 +114,12 @@ class Schedule:
         if float(samples[0].info["length_limit"]) == length:
             if length != self._limit:  # the first step with this limit
                 self._limit, self._truncated = length, []
-            share = sum(_read_truncation(sample.info) for sample in samples) / len(samples)
+            infos = [sample.info for sample in samples]
+            cut = [max(float(info["truncated"]), float(info.get("thinking_truncated", 0.0))) for info in infos]
+            share = sum(cut) / len(cut)
             self._truncated = [*self._truncated, share][-WINDOW:]
             mean = sum(self._truncated) / WINDOW + 1e-9  # 1e-9: a share of exactly 20% reaches 20% despite rounding
             for after in self._stages[number + 1 : number + 2]:
                 if after.truncated and len(self._truncated) == WINDOW and mean >= after.truncated:
                     self._grown = after.length
         return {"grown": self._grown, "limit": self._limit, "truncated": self._truncated}
-
-
-def _read_truncation(info: "Mapping[str, torch.Tensor]") -> float:
-    return max(float(info["truncated"]), float(info.get("thinking_truncated", 0.0)))

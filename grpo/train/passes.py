@@ -116,8 +116,6 @@ def choose_old_log_probs(args: Arguments, batch: Batch, current: torch.Tensor) -
 def count_logits_to_keep(action_mask: torch.Tensor | None) -> int:
     """Return how many of the last positions need logits; 0 means all, as in transformers.
 
-    Rows are padded, not packed.
-
     Args:
         action_mask: bool ``[B, A]``, which of the last A tokens were sampled; None if every position counts.
     """

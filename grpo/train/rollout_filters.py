@@ -7,7 +7,6 @@ resume has the same groups.
 
 import logging
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -59,16 +58,8 @@ class Step(Stage):
         records_routing: whether the engines record their choice of experts.
     """
 
-    def __init__(
-        self,
-        args: Arguments,
-        number: int,
-        *,
-        records_routing: bool = False,
-        max_new_tokens: int = 0,
-        sampled: threading.Event | None = None,
-    ) -> None:
-        super().__init__(args, f"train {number}", sampled=sampled)
+    def __init__(self, args: Arguments, number: int, *, records_routing: bool = False, max_new_tokens: int = 0) -> None:
+        super().__init__(args, f"train {number}")
         self.groups, self.max_new_tokens = StepGroups(), max_new_tokens
         self._records_routing = records_routing
         self._rejected: list[tuple[float, list[Sample]]] = []  # groups outside the window, by their distance from it

@@ -91,8 +91,9 @@ class Sampler:
         if step == 1:
             self._train.sampler.generator.manual_seed(args.seed)
         records_routing = args.routing_replay or self._gate.is_due()
-        limit = self._lengths.limit(step)
-        return Step(args, step, records_routing=records_routing, max_new_tokens=limit, sampled=sampled)
+        stage = Step(args, step, records_routing=records_routing, max_new_tokens=self._lengths.limit(step))
+        stage.sampled = sampled
+        return stage
 
     def sample_step(self, step: Step) -> Drawn:
         """Sample the batch of a step, or as much of it as the prompts of the episode suffice for."""

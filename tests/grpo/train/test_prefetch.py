@@ -93,7 +93,9 @@ class Judged:
         self.may_be_sampled, self.may_be_rewarded = (collections.defaultdict(threading.Event) for _ in range(2))
 
     def begin_step(self, number: int, sampled: threading.Event | None) -> Step:
-        return Step(self.args, number, max_new_tokens=self.limit, sampled=sampled)
+        step = Step(self.args, number, max_new_tokens=self.limit)
+        step.sampled = sampled
+        return step
 
     def sample_step(self, step: Step) -> Drawn:
         number = int(step.name.removeprefix("train "))
