@@ -11,6 +11,7 @@ file holds.
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -217,7 +218,18 @@ def write_file(file: Path, value: Any) -> None:
         TypeError: for a value of another type.
     """
     tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(_encode(value, tensors)).encode()
+    storages: set[int] = set()
+
+    def add(tensor: torch.Tensor) -> str:
+        one = tensor.detach().contiguous()
+        if one.untyped_storage().data_ptr() in storages:  # a file holds no two views of the same memory
+            one = one.clone()
+        storages.add(one.untyped_storage().data_ptr())
+        name = str(len(tensors))
+        tensors[name] = one
+        return name
+
+    text = json.dumps(_encode(value, add)).encode()
     save_file(tensors | {_JSON: torch.frombuffer(bytearray(text), dtype=torch.uint8)}, file)
 
 
@@ -243,22 +255,17 @@ def _read(file: Path, keys: set[str]) -> dict[str, Any]:
     return content
 
 
-def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return a value as JSON has it, and put its tensors into `tensors`."""
+def _encode(value: Any, add: Callable[[torch.Tensor], str]) -> Any:
+    """Return a value as JSON has it. Each tensor is replaced by the name that `add` returns for it."""
     if isinstance(value, torch.Tensor):
-        name = str(len(tensors))
-        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
-        one = value.detach().contiguous()
-        # A file holds no two views of the same memory.
-        tensors[name] = one.clone() if one.untyped_storage().data_ptr() in storages else one
-        return {_TENSOR: name}
+        return {_TENSOR: add(value)}
     if isinstance(value, dict):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _encode(item, tensors) for key, item in value.items()}
-        return {_PAIRS: [[_encode(key, tensors), _encode(item, tensors)] for key, item in value.items()]}
+            return {key: _encode(item, add) for key, item in value.items()}
+        return {_PAIRS: [[_encode(key, add), _encode(item, add)] for key, item in value.items()]}
     if isinstance(value, tuple):
-        return {_TUPLE: [_encode(item, tensors) for item in value]}
-    return [_encode(item, tensors) for item in value] if isinstance(value, list) else value
+        return {_TUPLE: [_encode(item, add) for item in value]}
+    return [_encode(item, add) for item in value] if isinstance(value, list) else value
 
 
 def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
