@@ -70,7 +70,7 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """Return the factor of B A: alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA."""
+        """Return the factor of B A: alpha / r, or alpha / sqrt(r) with rank-stabilized LoRA."""
         return self._scale(self.alpha, self.rank)
 
     def find_expert_scale(self, parameter: str) -> float:
@@ -189,7 +189,7 @@ def save(folder: Path, tensors: "dict[str, torch.Tensor]", base: str | None) -> 
     """Write the weights of an adapter. Equal tensors give equal bytes. Needs torch.
 
     Args:
-        base: as of :class:`Adapter`.
+        base: as in :class:`Adapter`.
     """
     from safetensors.torch import save_file
 

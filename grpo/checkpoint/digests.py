@@ -33,7 +33,7 @@ def write(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Say whether a folder has a list. Adapters of other tools have none."""
+    """Return whether a folder has a list. Adapters of other tools have none."""
     return (folder / NAME).exists()
 
 
@@ -45,7 +45,7 @@ def describe_unverified(folder: Path) -> str:
 def damage(folder: Path) -> dict[str, str]:
     """Return what is wrong with a folder's files, by name; {} if nothing is, or the list is missing.
 
-    A file that the list lacks is no damage: nothing reads it.
+    A file that is not in the list is not damage: nothing reads it.
     """
     if not is_sealed(folder):
         return {}

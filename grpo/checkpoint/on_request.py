@@ -44,11 +44,11 @@ class SaveRequest:
             self._file.write_text(" " * LONGEST, encoding="utf-8")
 
     def is_open(self) -> bool:
-        """Tell whether a checkpoint is asked for."""
+        """Return whether a request is open."""
         return self._file.exists() and not self.failure()
 
     def fail(self, why: str) -> None:
-        """Say that the checkpoint could not be saved."""
+        """Record why the checkpoint could not be saved."""
         with self._file.open("r+b") as file:
             file.write(why.encode()[:LONGEST])
 
@@ -60,7 +60,7 @@ class SaveRequest:
             return ""
 
     def close(self) -> None:
-        """Say that the newest checkpoint is that of the last completed step; or forget the request."""
+        """Remove the request: the last completed step is saved, or nothing waits for it."""
         self._file.unlink(missing_ok=True)
 
 
@@ -91,12 +91,12 @@ class SaveOnRequest:
     def end_step(self, step: int, states: dict[str, Any], phase: Callable[[str], AbstractContextManager[None]]) -> None:
         """Save the controller's states after a step if a checkpoint is due, and let requests in."""
         is_due = step % self._save_steps == 0
-        complete = _complete(states) if is_due else states
+        complete = _complete(states) if is_due else states  # before the phase: it may wait for rewards
         with phase("save"):
             if is_due:
                 self._write(complete)
                 self._saved = step
-        self._step, self._states = step, copy.deepcopy(states)
+        self._step, self._states = step, copy.deepcopy(states)  # a request comes after the loop has moved on
         self._ranks_idle.release()
 
     def save_last(self) -> None:

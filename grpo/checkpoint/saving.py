@@ -97,7 +97,7 @@ def rotate(checkpoints: Path, args: Arguments) -> None:
 
 
 def _warn_of_size(step: Path, files: RunFiles) -> None:
-    """Say so if a run's first checkpoint is larger than planned: the disk was checked for that size."""
+    """Warn if a run's first checkpoint is larger than planned: the disk was checked for that size."""
     size = sum(file.stat().st_size for file in step.glob("*/*"))
     with contextlib.suppress(UserError):  # config.json is damaged
         planned = (files.read_config().get("plan") or {}).get("checkpoint_bytes")
@@ -126,7 +126,7 @@ def _adapter_writer(model: PeftModel) -> Callable[[Path], None]:
         adapter_files.save(directory, tensors, base)
         # A folder of this machine would be of no use elsewhere, and its name may be private.
         config.base_model_name_or_path = hub.find_id(folder) or folder
-        config.inference_mode = True
+        config.inference_mode = True  # as PEFT saves it
         if isinstance(config.target_modules, set):  # PEFT would write them in any order
             config.target_modules = sorted(config.target_modules)
         shapes = {spec.name: spec.shape for spec in specs}
@@ -156,7 +156,7 @@ def replace(target: Path, write: Callable[[Path], None]) -> None:
         if target.exists():
             target.rename(old)
         aside.rename(target)
-        _flush(target.parent)
+        _flush(target.parent)  # a rename lasts once its folder is flushed
         shutil.rmtree(old, ignore_errors=True)
 
     is_first = dist.get_rank() == 0

@@ -166,7 +166,7 @@ def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _is_whole(file: dict[str, Any], rank: int, first: dict[str, Any], ranks: int) -> bool:
-    """Say whether a rank's file is of the same adapter as the first one, and each range lies inside its tensors."""
+    """Return whether a file has the first one's adapter, and ranges that lie inside its tensors."""
     for group, begin, shape in file["layout"].values():
         share = -(-math.prod(shape) // ranks)
         end = begin + max(0, min(share, math.prod(shape) - rank * share))
@@ -206,7 +206,7 @@ def _set_schedule(scheduler: LambdaLR, optimizer: ZeroOptimizer, saved: dict[str
 def _gather_persistent(optimizer: ZeroOptimizer) -> None:
     # DeepSpeed keeps small parameters whole on every rank; gather them again from the ranges just set.
     if optimizer.persistent_parameters:
-        optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
+        optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)  # drops the whole copies
         optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
 

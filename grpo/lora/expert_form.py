@@ -42,7 +42,7 @@ def name_parameter(module: str) -> str:
 
 
 def to_file_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape in PEFT's file of a tensor that a model holds; others than those of experts stay."""
+    """Return the shape in PEFT's file of a tensor that a model holds. Only those of experts change."""
     if len(shape) < 3:
         return tuple(shape)
     experts, outputs, inputs = shape
@@ -65,7 +65,7 @@ def from_file(name: str, tensor: "torch.Tensor", shape: Sequence[int]) -> "torch
 
 
 def to_file_config(config: dict[str, Any], shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Return what adapter_config.json says otherwise than a model's config, which names our modules.
+    """Return where adapter_config.json must differ from a model's config, which names our modules.
 
     vLLM scales all parts of an adapter by lora_alpha / r. So that PEFT does so too, experts have an alpha of
     their own beside their rank.

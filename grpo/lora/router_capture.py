@@ -144,7 +144,7 @@ class Recorder:
         total = sum(scheduled[request] for request in requests)
         table = batch.block_table[self._group]
         slots = table.slot_mapping.gpu[:total].cpu().numpy()
-        tokens = runner.input_ids.gpu[:total].cpu().numpy().copy()
+        tokens = runner.input_ids.gpu[:total].cpu().numpy().copy()  # on a CPU, the next pass overwrites the view
         choices = torch.stack([buffer[:total] for buffer in self._buffers], dim=1).cpu().numpy()
         # First what the pass put into the cache: another request of the same pass may find it there.
         self._tokens[slots], self._choices[slots] = tokens, choices

@@ -1,7 +1,7 @@
 """Sends the LoRA adapter from the trainer to the vLLM engines, through the Ray object store.
 
 Trainer ranks gather the adapter with one collective, and rank 0 puts one flat buffer into the object store. Every
-engine actor gets the reference as an argument, so Ray hands it the buffer without a copy. Its tensor-parallel workers
+engine actor gets the reference as an argument, so Ray passes the buffer without a copy. Its tensor-parallel workers
 are vLLM processes. They map the actor's copy and copy their slices into their layers (``grpo.lora.vllm_lora``).
 """
 
@@ -27,14 +27,14 @@ class SyncError(RuntimeError):
 
 
 def sync_adapter(model: torch.nn.Module, engines: Sequence[EngineActor]) -> int | None:
-    """Bring every engine to the trainer's adapter. A collective call: every trainer rank makes it.
+    """Send the trainer's adapter to every engine. A collective call: every trainer rank makes it.
 
     Returns:
         the most memory that any engine's worker held since the sync before, in bytes; None on all ranks but the first.
 
     Raises:
         FloatingPointError: if the adapter is not finite.
-        SyncError: if a worker reports other bytes than were sent, or only part of the adapter.
+        SyncError: if a worker reports bytes that were not sent, or only part of the adapter.
         ray.exceptions.RayError: if an engine died or does not answer within ``TIMEOUT_SECONDS``.
     """
     flat, specs = gather(model)

@@ -100,7 +100,7 @@ def compute(
         router_logits: ``[T, E]``.
     """
     values, experts = router_logits.topk(layer.top_k, dim=-1)
-    choices, order = experts.sort(dim=-1)
+    choices, order = experts.sort(dim=-1)  # the trainer adds them up in this order
     weights = values.softmax(-1).gather(1, order)
     rows = sort_rows(choices, router_logits.shape[1])
     multiply = make_product(layer, rows)

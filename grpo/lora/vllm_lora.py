@@ -59,7 +59,7 @@ class LoraLinearMethod(LinearMethodBase):
         self, base: LinearMethodBase, layer: LinearLayer, sizes: list[int], in_features: int, rank: int, scale: float
     ) -> None:
         self.base, self.scale = base, scale
-        weight, hidden = next(layer.parameters()), len(sizes) * rank
+        weight, hidden = next(layer.parameters()), len(sizes) * rank  # any of them, for dtype and device
         layer.register_buffer("lora_A", weight.new_zeros(hidden, in_features), persistent=False)
         layer.register_buffer("lora_B", weight.new_zeros(sum(sizes), hidden), persistent=False)
 
@@ -214,7 +214,7 @@ class AdapterWorker(router_capture.RecordingWorker):
             data = torch.from_numpy(map_file(path, os.stat(path).st_ino)[:size])
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         arrived, layers = group_by_layer(data.view(torch.bfloat16), specs), runner.model.model.layers
-        self.forget_routing()
+        self.forget_routing()  # the next policy chooses other experts, and the cache is reset
         applied = Applied()
         for number, layer in enumerate(layers):
             tensors = arrived.get(str(number), {})
@@ -291,7 +291,7 @@ def _install() -> None:
             engine_base.keep_layout()
         original_model(self, vllm_config=vllm_config, prefix=prefix)
         tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
-        if tokenizer is not None:
+        if tokenizer is not None:  # None for grpo.model.base_on_cpu, which samples nothing
             mask_vocabulary(self, find_allocated(tokenizer))
 
     GptOssForCausalLM.__init__ = init_with_mask  # type: ignore[method-assign]

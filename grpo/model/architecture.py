@@ -175,7 +175,7 @@ _KEYS = {
 
 
 def is_packed(name: str) -> bool:
-    """Tell whether a tensor holds blocks or scales of MXFP4, in bytes."""
+    """Return whether a tensor holds blocks or scales of MXFP4, in bytes."""
     return name.endswith(("_blocks", "_scales"))
 
 

@@ -101,7 +101,7 @@ def attend(
     else:
         implementation = ChunkedAttention
     result = implementation.apply(query, key, value, s_aux, mask.tokens, mask.window, scaling)
-    return result.transpose(1, 2).contiguous(), None
+    return result.transpose(1, 2).contiguous(), None  # transformers wants a pair, with the weights or None
 
 
 class ChunkedAttention(torch.autograd.Function):
@@ -216,7 +216,7 @@ def check(config: "GptOssConfig", device: torch.device) -> None:
         UserError: if result or gradients differ by more than rounding does.
     """
     windows = {config.sliding_window if kind == "sliding_attention" else None for kind in config.layer_types}
-    for window in sorted(windows, key=str):
+    for window in sorted(windows, key=str):  # None does not compare with a number
         error = _find_error(config, window, device)
         if not error < ERROR_LIMIT:
             kind = f"a window of {window}" if window else "full attention"
@@ -253,7 +253,7 @@ def _find_error(config: "GptOssConfig", window: int | None, device: torch.device
     inputs = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
     upstream = torch.randn(shapes[0], generator=generator).bfloat16()
     tokens = torch.ones(1, CHECKED_LENGTH, dtype=torch.bool)
-    tokens[0, : CHECKED_LENGTH // 10] = False
+    tokens[0, : CHECKED_LENGTH // 10] = False  # on the right, causality alone would hide padding
     scaling = size**-0.5
 
     exact = [values.double().requires_grad_() for values in inputs]

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-LOG2_E = 1.4426950408889634  # the kernels compute powers of 2
+LOG2_E = 1.4426950408889634  # kernels compute powers of 2; they spell it out, since Triton refuses plain globals
 _ROWS = 64  # of queries, and of keys, that a program holds; 128 would not fit in the registers
 _EVERYTHING = 1 << 30  # the window of a layer without one
 
@@ -78,7 +78,7 @@ def _forward(
         result = tl.dot(weights.to(values.dtype), values, result * shrink[:, None])
         maximum = new
     _store(out, out_strides, batch, head, query, length, result / total[:, None], D, BD)
-    log_sum = tl.where(query < length, maximum + tl.log2(total), float("inf"))
+    log_sum = tl.where(query < length, maximum + tl.log2(total), float("inf"))  # no weight in backward
     tl.store(log_sums + tl.program_id(1).to(tl.int64) * padded + query, log_sum)
 
 

@@ -1,6 +1,6 @@
 """bf16 matrix products through float32, for CPUs without bf16 arithmetic: 5 to 30 times faster.
 
-PyTorch hands bf16 products to oneDNN only if the CPU has AVX-512. Elsewhere a plain loop computes them, and a small run
+PyTorch uses oneDNN for bf16 products only if the CPU has AVX-512. Elsewhere a plain loop computes them, and a small run
 spends most of its time there. These kernels multiply the same bf16 numbers, accumulate in float32 and round to bf16
 once, as a GPU does.
 """

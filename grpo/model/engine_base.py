@@ -132,10 +132,11 @@ def give_back_caches() -> None:
 
 
 def give_back_zeros(tensor: torch.Tensor) -> None:
-    """Free the memory under a tensor of zeros on a CPU. The system gives it again, as zeros, where it is used."""
+    """Free the memory under a tensor of zeros on a CPU. The system maps new zeros where it is used."""
     if tensor.device.type == "cpu":
         storage = tensor.untyped_storage()
         start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         if (size := end // mmap.PAGESIZE * mmap.PAGESIZE - first) > 0:
+            # Python's own madvise takes only its own mappings, and no address.
             ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)

@@ -35,7 +35,7 @@ class GroupedLinear(nn.Module):
     def forward(self, x: torch.Tensor, ends: torch.Tensor, onto: torch.Tensor | None = None) -> torch.Tensor:
         """Return the products of rows that are sorted by expert, ``[R, out]``, added to ``onto``.
 
-        Widths that are no multiple of 8 are filled with zeros up to one: a result has columns of zeros then.
+        Widths are padded with zeros to a multiple of 8, which leaves columns of zeros in the result.
 
         Args:
             x: ``[R, in]``.
@@ -84,7 +84,7 @@ class ExpertLora(nn.Module, LoraLayer):
 
     def __init__(self, weight_shape: tuple[int, int, int], rank: int, like: torch.Tensor) -> None:
         nn.Module.__init__(self)
-        self._shape, self.rank, self._like = weight_shape, rank, like.new_empty(0)
+        self._shape, self.rank, self._like = weight_shape, rank, like.new_empty(0)  # holds only dtype and device
         LoraLayer.__init__(self, nn.Identity())  # the frozen product is that of the layer's experts
 
     def _get_in_out_features(self, module: nn.Module) -> tuple[int, int]:

@@ -109,7 +109,7 @@ def activate(gate_up: torch.Tensor, bias: torch.Tensor, expert: torch.Tensor) ->
     """Return the activation of rows and their bias, ``[R, I]``.
 
     Args:
-        gate_up: ``[R, 2I]``, gate and up in turns.
+        gate_up: ``[R, 2I]``; gate and up alternate.
         bias: ``[E, 2I]``.
         expert: of each row, long ``[R]``.
     """
@@ -117,7 +117,7 @@ def activate(gate_up: torch.Tensor, bias: torch.Tensor, expert: torch.Tensor) ->
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return gpt-oss's gated activation of rows, ``[R, I]``; of ``[R, 2I]``, gate and up in turns."""
+    """Return gpt-oss's gated activation of rows, ``[R, I]``, from ``[R, 2I]``, in which gate and up alternate."""
     gates = gate_up[..., ::2].clamp(max=LIMIT)
     up = gate_up[..., 1::2].clamp(min=-LIMIT, max=LIMIT)
     return (up + 1) * (gates * torch.sigmoid(gates * ALPHA))
@@ -233,7 +233,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (position,) = ctx.saved_tensors
         *others, last = position.unbind(1)
-        total = gradients[0][last]
+        total = gradients[0][last]  # a copy, which the loop may change
         for rows in reversed(others):
             total += gradients[0][rows]
         return total, None, None

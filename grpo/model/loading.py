@@ -106,7 +106,7 @@ def build_gpt_oss(
 
     is_zero3 = sharded and ds_config and ds_config["zero_optimization"]["stage"] == 3
     zero = ZeroPartitioner(ds_config) if ds_config and is_zero3 else None
-    for name, parameter in list(model.named_parameters()):
+    for name, parameter in list(model.named_parameters()):  # the loop replaces them
         owner_name, _, leaf = name.rpartition(".")
         owner = model.get_submodule(owner_name)
         if sharded:

@@ -18,7 +18,7 @@ from grpo.stack.problem import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ITEM_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
-# With these a model's configuration makes transformers or vLLM run code of others, even if that is switched off: the
+# With these a model's configuration makes transformers or vLLM run foreign code, even if that is switched off: the
 # implementation of attention may be a repository on the hub (CVE-2026-4372).
 _NAMES_OF_CODE = {"auto_map", "trust_remote_code", "_attn_implementation_internal", "attn_implementation"}
 _NAMES_OF_CODE |= {"_attn_implementation", "custom_pipelines"}
@@ -145,7 +145,7 @@ def read(folder: Path) -> Model:
 
 
 def code_faults(folder: Path) -> list[FileFault]:
-    """Return the settings that would make a program run code of others. Raises CheckpointError as :func:`read_json`."""
+    """Return the settings that would make a program run foreign code. Raises CheckpointError as :func:`read_json`."""
     return [
         FileFault(file.name, f"names code that would run ({name})", f"remove {name}: gpt-oss needs no code of its own")
         for file in sorted(folder.glob("*config.json"))

@@ -83,7 +83,7 @@ class CheckpointReader:
         try:
             if tensor.file not in self._open:
                 self._open[tensor.file] = os.open(tensor.file, os.O_RDONLY)
-            while left:
+            while left:  # Linux reads at most 2 GB at once
                 got = os.preadv(self._open[tensor.file], [left], position)
                 if not got:
                     raise OSError(f"it ends before byte {position + 1:,}")

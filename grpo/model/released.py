@@ -53,7 +53,7 @@ def id_without_owner(name: str) -> str | None:
 
 
 def absence(name: str) -> tuple[str, str]:
-    """Return what is wrong with the name of a model to train that has no folder, and the remedy."""
+    """Return what is wrong with the name of a model that has no folder, and the remedy."""
     if whole := id_without_owner(name):
         return "is not a folder", f"the hub's id is {whole}"
     if "gpt-oss" in name.lower() or not hub.is_id(name):

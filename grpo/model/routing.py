@@ -19,7 +19,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTo
 
 # A router of transformers 4 returns weights of all experts, zero for those not chosen, and the choice. From 5 on it
 # returns its logits, weights of the chosen experts, and the choice.
-WEIGHS_CHOSEN = hasattr(GptOssExperts, "_apply_gate")
+WEIGHS_CHOSEN = hasattr(GptOssExperts, "_apply_gate")  # which transformers 5 has
 
 
 def encode(experts: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,6 @@ def replay_choices(
     Args:
         routings: of each row of the micro-batch; None changes nothing.
         length: the tokens of a row with its padding.
-        device: of the model.
 
     Raises:
         ValueError: if a routing does not fit the model.
@@ -71,7 +70,7 @@ def replay_choices(
         return
     routers = [module for module in model.modules() if isinstance(module, GptOssTopKRouter)]
     padded = _pad_routings(routings, length, routers)
-    replay = Replay(known=int((padded[:, 0, 0] > 0).sum()))
+    replay = Replay(known=int((padded[:, 0, 0] > 0).sum()))  # a record covers all layers, or none
     padded = padded.to(device)
     for number, router in enumerate(routers):
         router.forward = partial(_forward, router, padded[:, number], replay)  # type: ignore[method-assign]

@@ -164,7 +164,7 @@ def compute_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _sum_words(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    fits = (len(flat) | int(flat.storage_offset())) % 8 == 0
+    fits = (len(flat) | int(flat.storage_offset())) % 8 == 0  # both must be multiples of an int64's size
     words = flat.view(torch.int64) if fits else flat
     weights = 2 * torch.arange(min(_PIECE, len(words)), device=flat.device) + 1
     pieces = [(piece * weights[: len(piece)]).sum() for piece in words.split(_PIECE)]

@@ -56,7 +56,7 @@ class AgentExecutor(SingleTurnAgentExecutor):
 
         engine = SimpleNamespace(generate=generate)
         output = await super().execute(prompt, label, sampling_params, max_length, hf_tokenizer, engine)
-        [rollout] = made
+        [rollout] = made  # the base class calls generate once
         output |= rollout.trajectory.as_response()
         if sampling_params.logprobs is None:
             output["rollout_log_probs"] = None

@@ -62,7 +62,7 @@ _MERGES: dict[str, Callable[[list[float]], float]] = {
 def merge_turn_logs(turns: Sequence[Rollout]) -> dict[str, float]:
     """Return the numbers of a conversation whose turns had budgets, under the names of :meth:`Rollout.logs`.
 
-    Lengths are sums over the turns. ``thinking_truncated`` is 1 if the thinking of any turn was cut,
+    Lengths are summed over the turns. ``thinking_truncated`` is 1 if the thinking of any turn was cut,
     ``thinking_closed`` if every turn ended its own in time.
     """
     each, merged = [turn.logs() for turn in turns], {}
@@ -132,7 +132,7 @@ async def _answer(llm: Streams, rollout: Rollout, params: "SamplingParams", forc
         max_tokens=most,
         min_tokens=max(0, params.min_tokens - rollout.trajectory.count(Origin.SAMPLED)),
         seed=None if params.seed is None else answer_seed(params.seed),
-        skip_reading_prefix_cache=False,
+        skip_reading_prefix_cache=False,  # True by default if the caller wants log-probs of the prompt
     )
     call = await _stream(llm, [*rollout.trajectory.tokens, *forced], second)
     rollout.trajectory.add(call)
@@ -156,11 +156,11 @@ async def _stream(
     stream = llm.generate({"prompt_token_ids": list(prompt)}, params, request_id=uuid.uuid4().hex)
     async with aclosing(stream) as outputs:  # closing an unfinished stream aborts the request
         async for output in outputs:
-            call.given = call.given or list(output.prompt_token_ids or ())
+            call.given = call.given or list(output.prompt_token_ids or ())  # every report repeats it
             [new] = output.outputs
             end = next((at for at, token in enumerate(new.token_ids, 1) if not may_follow(token)), None)
             call.take(new, end)
-            if end is not None and not (output.finished and end == len(new.token_ids)):
+            if end is not None and not (output.finished and end == len(new.token_ids)):  # else it ended there by itself
                 break
             call.is_over = output.finished and new.finish_reason != "length"
     return call

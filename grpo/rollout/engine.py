@@ -30,7 +30,7 @@ _RETENTION = "prefix_cache_retention_interval"  # an argument of vLLM 0.29; None
 # More than an engine has samples at once. A thread is created only if all others are busy, so there are never more
 # threads than rollouts waiting at the same time.
 _MOST_THREADS = 1024
-_LOOK_MILLISECONDS = 1000
+_LOOK_MILLISECONDS = 1000  # between two looks for an error that ends no process
 _served: "weakref.WeakSet[asyncio.AbstractEventLoop]" = weakref.WeakSet()
 _ends: dict[asyncio.Task[Any], asyncio.Future[None]] = {}  # of the rollouts that may still call the engine
 _waiting: set[int | None] = set()  # the seeds of the prompts whose answers wait
@@ -55,7 +55,7 @@ async def answer(
     for task in tasks:
         _ends[task] = loop.create_future()
         task.add_done_callback(_end)  # an answer without a reward, or an error
-    await asyncio.gather(*(_ends[task] for task in tasks))
+    await asyncio.gather(*(_ends[task] for task in tasks))  # none is popped yet: tasks start at this await
     recorded = await take_routing(engine, params, len(tasks))
     _waiting.add(params.seed)
     try:
@@ -159,7 +159,7 @@ def end_with_core(llm: AsyncLLM) -> None:
         while not llm.errored and not deaths.poll(_LOOK_MILLISECONDS):
             pass
         logger.error("the core of this engine has died; the engine ends too")
-        os._exit(1)
+        os._exit(1)  # sys.exit would end only this thread
 
     threading.Thread(target=watch, name="watch of the core", daemon=True).start()
 
@@ -233,6 +233,6 @@ def assemble_choices(tokens: Sequence[int], calls: Sequence[FedCall], shape: Seq
         differing = np.flatnonzero(fed[:common] != wanted[:common])
         end = differing[0] if len(differing) else common
         new = ~known[:end]
-        routing[:end][new] = choices[:end][new]
+        routing[:end][new] = choices[:end][new]  # a slice is a view, so this writes to routing
         known[:end] = True
     return routing

@@ -24,7 +24,7 @@ from grpo.stack.upstream import FastTokenizer, Tokenizer
 SAMPLED = "sampled"  # of a message: the tokens of its turn
 _HARMONY = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"}
 _STOPS = ("<|return|>", "<|call|>", "<|endoftext|>")  # tokens that end a turn
-_ROLES = ("user", "assistant", "system", "developer")  # a message to one of them is no call of a tool
+_ROLES = ("user", "assistant", "system", "developer")  # a message to one of them is not a tool call
 _CONTENT = "\ue000"  # stands for the first message while the chat template renders it
 
 Piece = tuple[list[int], Origin]
@@ -206,7 +206,7 @@ class Template:
             del last[-1]
         if not last or last[-1] not in stays:
             last.append(self._added["<|call|>" if _tool(headers[-1]) else "<|end|>"])
-        messages[0][:0] = self._begin_turn[0]
+        messages[0][:0] = self._begin_turn[0]  # the prompt of the turn ended with it
         return [
             Spoken([(message, Origin.TEMPLATE)], _channel(header), _tool(header))
             for message, header in zip(messages, headers, strict=True)

@@ -67,7 +67,7 @@ class RolloutHistory:
             self.differences += [self._why] if self.rows else []
             self.rows.append(self._next)
             self._why = ""
-        self.rows[-1] = self._next
+        self.rows[-1] = self._next  # prompt() has made a longer copy of a row that continues
 
 
 class EnginePolicy:
@@ -108,7 +108,7 @@ class EnginePolicy:
         """
         try:
             prompt = self.history.prompt(self.template.render(messages, tools))
-        except Exception as error:  # for example an unknown role, or what is no message
+        except Exception as error:  # for example an unknown role, or an object that is not a message
             raise EnvironmentFault(f"its messages cannot be rendered ({type(error).__name__}: {error})") from error
         calls, is_cut = await self._sample(prompt)
         message = self.template.parse([*calls[-1].prompt, *calls[-1].tokens][len(prompt) :])
@@ -190,6 +190,7 @@ async def roll_out(
             "branches": float(len(history.differences)),
             "branches_dropped": float(len(kept) - len(used)),
             **policy.logs(),
+            # Not the sum: a later row repeats what it shares with the earlier ones.
             "environment_tokens": float(max((row.count(Origin.ENVIRONMENT) for row in history.rows), default=0)),
             **score.logs,
         },
@@ -207,7 +208,7 @@ def _make_empty_response(policy: EnginePolicy) -> dict[str, Any]:
     """
     return {
         "reward": math.nan,
-        "observation_tokens": policy.template.stop_ids[:1] * 2,
+        "observation_tokens": policy.template.stop_ids[:1] * 2,  # any two: a prompt and a sampled token
         "action_ranges": [(1, 2)],
         "rollout_log_probs": [0.0, 0.0],
         "branches": [],

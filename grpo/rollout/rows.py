@@ -108,7 +108,7 @@ def group_rows(batch: Batch) -> list[list[int]]:
     """Return the numbers of the rows of each rollout of a micro-batch, the earliest first."""
     branches: list[list[int]] = [[] for _ in batch.prompts]
     for row in range(len(batch.prompts), len(batch.index)):
-        branches[batch.index.index(batch.index[row])].append(row)
+        branches[batch.index.index(batch.index[row])].append(row)  # the first row of a number is the rollout's own
     return [[*rows, number] for number, rows in enumerate(branches)]
 
 
@@ -172,7 +172,7 @@ def part(batch: Batch, rows: slice, rollouts: slice) -> Batch:
 
 
 def drop_branches(batch: Batch) -> Batch:
-    """Return the rows of a micro-batch that are no branches."""
+    """Return the rows of a micro-batch that are not branches."""
     rollouts = slice(len(batch.prompts))
     return part(batch, rollouts, rollouts)
 
@@ -185,7 +185,7 @@ def dump_sample(sample: Sample) -> dict[str, Any]:
 
 def restore_sample(values: dict[str, Any]) -> Sample:
     """Return the rollout of :func:`dump_sample`."""
-    sample = object.__new__(Sample)
+    sample = object.__new__(Sample)  # not the constructor: fields that come later stay unset
     vars(sample).update(values)
     if "branches" in values:
         sample.branches = list(map(restore_sample, values["branches"]))

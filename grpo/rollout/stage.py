@@ -67,7 +67,7 @@ class Stage:
     def get_seed(self, prompt: str) -> int:
         """Return the seed of the prompt's latest draw; its rollouts use this seed, the next one, and so on."""
         text = f"{self.args.seed} {self.name} {self.drawn[prompt]} {prompt}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")  # 8 could overflow in later turns
 
     def add(self, group: "list[Sample]") -> None:
         """Add a finished group to the batch."""
@@ -116,5 +116,5 @@ def for_sample(params: "SamplingParams", number: int) -> "SamplingParams":
     if mine.seed is not None:
         mine.seed += number
     if (params.extra_args or {}).get(_GREEDY) == number:
-        mine.top_p, mine.top_k = 1.0, 1
+        mine.top_p, mine.top_k = 1.0, 1  # one candidate leaves top_p nothing to cut
     return mine if name is None else mark(mine, **{ROLLOUT: f"{name}-{number}"})

@@ -112,7 +112,7 @@ class Trajectory:
         """Return what the engine reported: all tokens, the ranges of the trained ones, and their log-probs."""
         trained = [(len(call.given), call) for call in self.calls if call.is_trained]
         return {
-            "tokens": [*self.calls[-1].given, *self.calls[-1].tokens],
+            "tokens": [*self.calls[-1].given, *self.calls[-1].tokens],  # its prompt holds the earlier calls
             "ranges": [(start, start + len(call.tokens)) for start, call in trained],
             "log_probs": [value for _, call in trained for value in call.log_probs],
         }
@@ -131,7 +131,7 @@ def describe(what: str, given: Sequence[int], kept: Sequence[int], decode: Decod
 
 
 def check_row(row: "Rows", account: Mapping[str, Any], decode: Decode) -> str | None:
-    """Say where a row of the trainer differs from what the engine's account reports; None if it does not."""
+    """Return where a row of the trainer differs from the engine's account; None if it does not."""
     tokens = row.sequences[0].tolist()
     if mismatch := describe("a row", account["tokens"], tokens, decode):
         return mismatch
@@ -141,9 +141,9 @@ def check_row(row: "Rows", account: Mapping[str, Any], decode: Decode) -> str | 
     log_probs = row.rollout_log_probs[0][mask]
     ours = dict(zip((mask.nonzero().flatten() + 1).tolist(), log_probs.tolist(), strict=True))
     positions = [position for start, end in account["ranges"] for position in range(start, end)]
-    reported = log_probs.new_tensor(account["log_probs"]).tolist()
+    reported = log_probs.new_tensor(account["log_probs"]).tolist()  # rounded to float32, as the row's are
     theirs = dict(zip(positions, reported, strict=True))
-    if ours == theirs:
+    if ours == theirs:  # NaN equals nothing, so a missing log-prob is a mismatch
         return None
     at = min(position for position in ours.keys() | theirs.keys() if ours.get(position) != theirs.get(position))
     what = "log-prob" if at in ours and at in theirs else "action mask"

@@ -1,4 +1,4 @@
-"""Pass rates, intervals, paired tests: what samples of some problems say about all problems like them.
+"""Pass rates, intervals, and paired tests: what samples of some problems say about all similar problems.
 
 Two things are random: which problems a data set holds, and which samples were drawn. Samples of one problem are not
 independent, so the problem is the unit everywhere. Compare Miller, "Adding Error Bars to Evals"

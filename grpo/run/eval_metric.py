@@ -58,6 +58,6 @@ def keep_last_eval_metric(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def is_whole(row: Mapping[str, Any]) -> bool:
-    """Say whether every problem of an evaluation was graded. Only then do two of them measure the same problems."""
+    """Return whether every problem of an evaluation was graded. Only then do two of them measure the same problems."""
     problems = row.get("problems")  # older runs lack it
     return problems is None or row.get("n") == problems

@@ -65,7 +65,7 @@ class Evaluation:
             return
         started = time.monotonic()
         number, extra = self._args.eval_n_samples_per_prompt, count_greedy(self._args.eval_temperature)
-        self._log.note_phase("evaluate", step)
+        self._log.note_phase("evaluate", step)  # without phase(): its seconds belong to no training step
         stage = Stage(self._args, f"eval {step}", greedy_sample=number if extra else None)
         # The loader draws from torch's generator. An evaluation must not change the training that follows.
         with torch.random.fork_rng(devices=[]):

@@ -102,11 +102,12 @@ class ParityGate:
                 sides = (side[row][mask] for side in (batch.rollout_log_probs, now[number], base[number]))
                 positions = mask.nonzero().flatten() + 1  # column t predicts token t + 1
                 prompt = zlib.crc32(samples[index].prompts[0].encode())  # the same in each step
+                # Each rank scored a run of consecutive micro-batches, which gives the rank.
                 rollouts.append(Rollout(engines[sampled_by], number * ranks // len(batches), prompt, positions, *sides))
         return rollouts
 
     def _routing_as_cause(self, batches: Sequence[Batch], samples: Sequence[Sample], comparison: Comparison) -> str:
-        """Say whether the engines' choice of experts explains a difference on these micro-batches: replay it."""
+        """Return whether the engines' choice of experts explains a difference on these micro-batches: replay it."""
         limit = self._args.parity_limit
         if self._args.routing_replay:
             return "the engines' choice of experts was replayed, so it is not the cause"

@@ -31,7 +31,7 @@ STEP_COLUMNS = (
 )
 
 
-class PolicyMismatch(UserError):
+class PolicyMismatch(UserError):  # here, since the launcher names it without importing PyTorch
     """Engines and trainer are not the same policy, so the run must not train on its rollouts."""
 
 
@@ -149,7 +149,7 @@ class Progress:
         return self.metrics.rows[-1]["step"] if self.metrics.rows else 0
 
     def describe_no_learning(self) -> list[str]:
-        """Say so if no group of any step had rewards that differ, so that GRPO had no gradient, or none was right."""
+        """Return a warning if no group's rewards ever differed (GRPO had no gradient), or no rollout was right."""
         shares, correct = (
             [row[name] for row in self.metrics.rows if is_number(row.get(name))]
             for name in ("zero_spread_groups", "correct")
@@ -194,7 +194,7 @@ def step_line(row: dict[str, Any], steps: int | None) -> str:
     numbers = {name: value for name, value in row.items() if is_number(value)}
     parts = [f"step {row['step']}" + (f"/{steps}" if steps else "")]
     parts += [
-        f"{label} {numbers[key] + 0.0:{form}}"
+        f"{label} {numbers[key] + 0.0:{form}}"  # -0.0 is shown as 0.0
         for key, label, form in STEP_COLUMNS
         if key in numbers and (numbers[key] or key not in ONLY_ABOVE_ZERO)
     ]
@@ -250,7 +250,7 @@ def interval(row: dict[str, Any]) -> str:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a value of a line is a finite number: not null, text or a boolean."""
+    """Return whether a value of a line is a finite number: not null, a string, or a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 

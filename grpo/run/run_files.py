@@ -25,7 +25,7 @@ _SAMPLE: Types = {"id": (str, int), "prompt": str, "response": str, "extremes": 
 _PARTS = ("flags", "judge", "plan", "reward", "data_sha256", "reward_sha256", "sources")  # of config.json
 _ATTEMPT: Types = {"time": (int, float), "code": int}  # a line of ends.jsonl or resumes.jsonl
 SPACE = 8192  # bytes for the lost writes: a path may have 4,096
-LOSSY = 1  # the exit code of a run that has made all its steps; it is incomplete in what it wrote
+LOSSY = 1  # the exit code of a run that did all its steps, but could not write everything
 
 
 class RunFiles:
@@ -73,7 +73,7 @@ class RunFiles:
             return self.folder
 
     def is_run(self) -> bool:
-        """Tell whether the folder is a run directory."""
+        """Return whether the folder is a run directory."""
         return self.command.is_file() and self.config.is_file()
 
     def read_config(self) -> dict[str, Any]:
@@ -142,9 +142,9 @@ class RunFiles:
         raise UserError(f"the run in {self.folder} is still running or shutting down", "wait, or end it with Ctrl-C")
 
     def is_held(self) -> bool:
-        """Tell whether a process holds the lock. It takes a shared one for a moment, so several readers may check."""
+        """Return whether a process holds the lock. It takes a shared one for a moment, so several readers may check."""
         try:
-            descriptor = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would block
         except FileNotFoundError:
             return False
         try:
@@ -241,13 +241,13 @@ def saved_steps(checkpoints: str | Path) -> list[int]:
 
 
 def has_step(row: Mapping[str, Any]) -> bool:
-    """Tell whether an object is a line of a step."""
+    """Return whether an object is a line of a step."""
     step = row.get("step")
     return isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**53
 
 
 def read_steps(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl or eval.jsonl; others than of steps are left out."""
+    """Return the lines of metrics.jsonl or eval.jsonl that have a step."""
     return list(filter(has_step, read_rows(file)))
 
 

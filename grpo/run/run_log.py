@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the log is written without torch
 
 logger = logging.getLogger("openrlhf.grpo.run_log")
 
-WINDOW = 10  # steps of a rolling metric
+WINDOW = 10  # steps of a rolling metric; the log keeps those before the current one
 
 
 class RunLog:
@@ -103,7 +103,7 @@ class RunLog:
         is not finite is left out, counted and logged.
 
         Args:
-            is_timed: whether this process made the step, and so knows its seconds.
+            is_timed: whether this process ran the step, and so knows its seconds.
         """
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         seconds["total"], self._step_started = time.monotonic() - self._step_started, time.monotonic()
@@ -133,11 +133,11 @@ class RunLog:
         self.trackers.log("train", step, {name: value for name, value in row.items() if name not in ("step", "time")})
 
     def has_step(self, step: int) -> bool:
-        """Say whether metrics.jsonl has a line for this step."""
+        """Return whether metrics.jsonl has a line for this step."""
         return any(row["step"] == step for row in read_steps(self._files.metrics))
 
     def is_evaluated(self, step: int) -> bool:
-        """Say whether eval.jsonl has a line for this step."""
+        """Return whether eval.jsonl has a line for this step."""
         return any(row["step"] == step for row in read_steps(self._files.evals))
 
     def write_eval(self, step: int, result: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class RunLog:
         self._attempt(file, append)
 
     def _attempt(self, file: Path, write: Callable[[], None]) -> None:
-        # A full disk must not end a run of days. The loss is counted and told, and the next line is tried again.
+        # A full disk must not end a run of days. The loss is counted and reported, and the next line is tried again.
         try:
             write()
         except OSError as error:

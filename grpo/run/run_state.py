@@ -18,7 +18,7 @@ from grpo.stack.json_files import read_json
 from grpo.stack.problem import UserError
 
 RUNNING, FINISHED, STOPPED, CRASHED = "running", "finished", "stopped", "crashed"
-# Exit codes of a run that somebody or the parity gate stopped: Ctrl-C, kill, a closed terminal or pipe; 3.
+# Exit codes of a run that a person or the parity gate stopped: Ctrl-C, kill, a closed terminal or pipe; 3.
 _STOPPED_CODES = {3} | {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
 # Steps used for the pace: few enough to follow responses that become longer.
 RECENT = 20
@@ -30,7 +30,7 @@ ABSENT = "-"
 
 
 def has_finished(end: Mapping[str, Any]) -> bool:
-    """Tell whether a line of ends.jsonl is of a run that has made all its steps, even if it lost what it logged."""
+    """Return whether a line of ends.jsonl belongs to a run that did all its steps, even if it lost what it logged."""
     return end.get("code") == 0 or (end.get("code") == LOSSY and "lost" in end and not end.get("cause"))
 
 
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def about_judge(self) -> str:
-        """Say that a local server stood in for the judge; "" if none did."""
+        """Return a note that a local server stood in for the judge; "" if none did."""
         is_stand_in = self.config.get("judge_is_stand_in")
         return "a local server stood in for the judge: its scores mean nothing" if is_stand_in else ""
 
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def has_stepped(self) -> bool:
-        """Tell whether the run has logged a step since it started or was resumed last."""
+        """Return whether the run has logged a step since it started or was resumed last."""
         begun = self.resumes[-1]["time"] if self.resumes else 0.0
         return any(not is_number(row.get("time")) or row["time"] >= begun for row in self.metrics[-1:])
 

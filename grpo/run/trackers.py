@@ -115,7 +115,7 @@ def _page(service: str, args: Arguments) -> Iterator[Send]:
         options["name"] = f"{args.wandb_run_name}-{page['id'][:8]}"
     run = importlib.import_module(service).init(**options)
     if is_wandb:
-        run.define_metric("*", step_metric="global_step")
+        run.define_metric("*", step_metric="global_step")  # a step may log twice: train and eval
 
     def send(step: int, numbers: Numbers) -> None:
         group = next(iter(numbers), "").partition("/")[0]

@@ -65,7 +65,7 @@ def assign_to_tokens(batches: Sequence[Batch], advantages_GN: Advantages, args: 
     comparison of rollouts, so a group without spread keeps it. With an environment, the launcher refuses it, and the
     estimators that do not compare a group.
     """
-    gamma = args.gamma if args.advantage_estimator == "reinforce" else 1.0
+    gamma = args.gamma if args.advantage_estimator == "reinforce" else 1.0  # --gamma is refused for others
     values, counts = advantages_GN.values.flatten(), advantages_GN.counts.flatten()
     compared = advantages_GN.compared.flatten()
     tokens: list[torch.Tensor] = []  # float64 [B, A] for each micro-batch
@@ -153,9 +153,9 @@ def _compute_rewards_of_tokens(batch: Batch, values: torch.Tensor, kl_coef: floa
     """Return what each token earns, float64 ``[B, A]``: the KL of its own, and the last sampled one the advantage."""
     assert batch.kl is not None
     mask = batch.action_mask.double()
-    last = (mask * torch.arange(1, mask.shape[-1] + 1)).argmax(-1, keepdim=True)
+    last = (mask * torch.arange(1, mask.shape[-1] + 1)).argmax(-1, keepdim=True)  # from 1, since 0 marks no token
     at_last = torch.zeros_like(mask).scatter_(-1, last, values[:, None])
-    return mask * (at_last - max(kl_coef, 0.0) * batch.kl.double())
+    return mask * (at_last - max(kl_coef, 0.0) * batch.kl.double())  # as OpenRLHF, which ignores negative ones
 
 
 def _compute_returns(earned: torch.Tensor, gamma: float) -> torch.Tensor:

@@ -107,7 +107,6 @@ class Schedule:
 
         Args:
             step: the global step for which these were drawn.
-            samples: the rollouts.
         """
         number = self._find_stage(step)
         length = self._stages[number].length

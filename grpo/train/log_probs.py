@@ -43,7 +43,6 @@ def scoring(model: Any, targets: torch.Tensor, kept: Allocated | None, temperatu
         model: a causal language model of transformers, also as wrapped by PEFT or DeepSpeed.
         targets: the token after each position that has scores, long ``[B, kept]``.
         kept: the allocated rows of the vocabulary; None for all.
-        temperature: the sampling temperature.
     """
     # DeepSpeed's engine does not pass on what PEFT's model passes on itself.
     head = getattr(model, "module", model).get_output_embeddings()
@@ -88,7 +87,6 @@ def token_scores(
         weight: of lm_head, ``[V, H]``.
         targets: long ``[tokens]``.
         kept: the allocated rows of the vocabulary.
-        temperature: the sampling temperature.
     """
     reserved = torch.tensor(kept.reserved, dtype=torch.long, device=hidden.device)
     return TokenScores(*_Scores.apply(hidden, weight, targets, kept.rows, reserved, temperature))

@@ -48,7 +48,7 @@ class Ranks:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks of a tensor in host memory. Collective."""
-        total = values.to(get_accelerator().current_device_name(), copy=True)
+        total = values.to(get_accelerator().current_device_name(), copy=True)  # all_reduce works in place
         dist.all_reduce(total)
         return total.cpu()
 
@@ -87,7 +87,7 @@ class PolicyLoss(nn.Module):
         batches: Iterable[list[Batch]] = group_by_optimizer_step(loader, ranks.micro_batches)
         if prepare:
             batches = list(batches)
-            prepare([list(batch) for batch in batches])
+            prepare([list(batch) for batch in batches])  # copies, because the loop below empties the lists
         # DeepSpeed divides the loss of each micro-batch by their number, and takes the mean of the gradients over the
         # ranks. Both factors undo that: what remains is the sum over the tokens of all ranks by the normalizer.
         divisor = 1 / ranks.micro_batches
@@ -95,7 +95,7 @@ class PolicyLoss(nn.Module):
             rollouts = [number_rollouts(one) for one in batch]
             normalizer = self.compute_normalizer([one.action_mask for one in batch], rollouts, ranks.sum)
             self.scale = ranks.world_size / (divisor * normalizer)
-            for self.rollouts in rollouts:
+            for self.rollouts in rollouts:  # read by the loss of the micro-batch that is yielded next
                 yield batch.pop(0)  # released once it is done: the rank moves it to its device
             self.scale = None
 
@@ -114,7 +114,7 @@ class PolicyLoss(nn.Module):
             rollouts: as the attribute, for each micro-batch of this rank.
             total: the sum over ranks of an fp64 ``[2]``. Collective.
         """
-        counts = torch.zeros(2, dtype=torch.float64)
+        counts = torch.zeros(2, dtype=torch.float64)  # float32 counts exactly only up to 2**24
         for mask, of_row in zip(action_masks, rollouts, strict=True):
             lengths = mask.bool().sum(-1).cpu()
             # unique: a rollout counts once, and all its rows are in one micro-batch
@@ -144,7 +144,7 @@ class PolicyLoss(nn.Module):
     def compute_kl_loss(
         self, log_probs: torch.Tensor, old_log_probs: torch.Tensor, base: torch.Tensor, action_mask: torch.Tensor
     ) -> torch.Tensor:
-        """Return this micro-batch's share of the KL loss, and note the KL for the metrics, after :meth:`forward`.
+        """Return this micro-batch's share of the KL loss, and record the KL for the metrics, after :meth:`forward`.
 
         Args:
             log_probs, old_log_probs, base: see :func:`grpo.train.reference.compute_kl_losses`.
@@ -162,7 +162,7 @@ class PolicyLoss(nn.Module):
         action_mask: torch.Tensor,
         rollout_log_probs: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return this micro-batch's share of the loss, 0-dim, and note ``per_token``.
+        """Return this micro-batch's share of the loss, 0-dim, and set ``per_token``.
 
         Args:
             log_probs: ``[B, A]``, of the trained policy.

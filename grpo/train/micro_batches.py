@@ -47,7 +47,7 @@ def _strip(row: Batch) -> Batch:
 
 
 def join_rollouts(rollouts: Sequence[Sequence[Batch]]) -> Batch:
-    """Return rollouts of :func:`split_by_rollout` as a micro-batch of the update."""
+    """Return rollouts of :func:`split_by_rollout` as a micro-batch. Masks hide the padding, so any id will do."""
     return join([rows[0] for rows in rollouts], 0, [row for rows in rollouts for row in rows[1:]])
 
 

@@ -85,7 +85,7 @@ def is_on_policy(args: Namespace) -> bool:
 
 
 def makes_old_log_probs(args: Namespace) -> bool:
-    """Return whether the ratio uses log-probs from before the update, for which the trainer makes an extra pass.
+    """Return whether the ratio uses log-probs from before the update, for which the trainer runs an extra pass.
 
     It does not if the policy has not moved, or if the ratio uses the engine's log-probs.
     """
@@ -111,7 +111,7 @@ def is_of_engine(args: Namespace) -> bool:
 
 
 def share_of_old_pass(args: Namespace) -> float:
-    """Return the share of a step's rollouts for which the trainer makes a pass for old log-probs."""
+    """Return the share of a step's rollouts whose old log-probs take an extra pass."""
     if not makes_old_log_probs(args):
         return 0.0
     first = args.train_batch_size / (args.rollout_batch_size * args.n_samples_per_prompt)

@@ -1,6 +1,6 @@
-"""Which forward passes the actor makes besides those of the update, and what they compute.
+"""Which forward passes the actor runs besides those of the update, and what they compute.
 
-With the recipe as shipped it makes none: nothing reads log-probs before the update, and there is no reference.
+With the recipe as shipped, it runs none: nothing reads log-probs before the update, and there is no reference.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from grpo.train.reference import estimate_kl, masked_mean
 
 def has_balancing_loss(args: Arguments) -> bool:
     """Return whether the loss has the balancing term of a mixture of experts, which alone reads the router's logits."""
-    return args.aux_loss_coef > 1e-8
+    return args.aux_loss_coef > 1e-8  # OpenRLHF's threshold
 
 
 def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup) -> None:
@@ -34,20 +34,20 @@ def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup)
     """
     inputs = list_inputs(batches)
 
-    def passes(method: str) -> list[torch.Tensor]:
+    def run_pass(method: str) -> list[torch.Tensor]:
         # Every rank returns a list, in the order of the micro-batches that it got.
         values = [each for part in ray.get(actors.async_run_method_batch(method, **inputs)) for each in part]
-        if args.colocate_all_models:
+        if args.colocate_all_models:  # engines share the GPUs
             ray.get(actors.async_run_method("empty_cache"))
         return values
 
     if _needs_old_pass(batches, args):
-        old = passes("forward")
+        old = run_pass("forward")
     elif reads_kl(args):
         old = [cast(torch.Tensor, batch.rollout_log_probs) for batch in batches]
     else:
         old = [torch.zeros(batch.action_mask.shape) for batch in batches]  # nothing reads them
-    base = passes("reference_forward") if args.init_kl_coef > 0 else [None] * len(batches)
+    base = run_pass("reference_forward") if args.init_kl_coef > 0 else [None] * len(batches)
     for batch, ours, reference in zip(batches, old, base, strict=True):
         batch.action_log_probs = ours
         batch.base_action_log_probs = reference if args.use_kl_loss else None
@@ -55,11 +55,11 @@ def add_log_probs(batches: Sequence[Batch], args: Arguments, actors: ActorGroup)
         if reference is not None and not args.use_kl_loss:
             batch.kl, difference = estimate_kl(ours, reference, args.kl_estimator), ours.float() - reference.float()
         for name, values in (("kl", batch.kl), ("logprobs_diff", difference)):
-            batch.info[name] = masked_mean(values, batch.action_mask)[: len(batch.prompts)]
+            batch.info[name] = masked_mean(values, batch.action_mask)[: len(batch.prompts)]  # without branches
 
 
 def _needs_old_pass(batches: Sequence[Batch], args: Arguments) -> bool:
-    """Return whether the ranks make a pass for the old log-probs now: none if the update makes it or nothing reads it.
+    """Return whether the ranks compute the old log-probs now. They do not if the update does, or if nothing reads them.
 
     Without a pass, a KL penalty in the reward compares the engine's log-probs with the reference. The engine is the
     policy that sampled, so the mean of that difference over its rollouts is its KL.
@@ -122,6 +122,6 @@ def count_logits_to_keep(action_mask: torch.Tensor | None) -> int:
     if action_mask is None:
         return 0
     if not action_mask.any():
-        return 2  # nothing reads them, so the fewest suffice
+        return 2  # as for one token at the end; nothing reads them, so the fewest suffice
     first = int(action_mask.any(dim=0).int().argmax())
     return action_mask.shape[1] - first + 1  # the token before the first one predicts it

@@ -79,7 +79,6 @@ class Prefetch:
 
         Args:
             episode: from 0.
-            step: the global step.
 
         Raises:
             RuntimeError: if the judge has died.
@@ -104,7 +103,7 @@ class Prefetch:
         """
         if not self._waiting:
             self._start(episode, step, is_early=True)
-        if len(self._waiting) > 1:
+        if len(self._waiting) > 1:  # the second call of a step that goes on in the next episode
             return
         self.wait_until_sampled()
         [batch] = self._waiting
@@ -158,7 +157,7 @@ class Prefetch:
                         break
                 judge_actor.require()
                 batch.end.set_result(None)
-            except BaseException as error:
+            except BaseException as error:  # even SystemExit: otherwise the loop would wait forever
                 batch.end.set_exception(error)
             finally:
                 batch.sampled.set()  # after the end, which whoever waits for this reads next

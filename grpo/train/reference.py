@@ -43,7 +43,7 @@ def as_reference(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _enable_only(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Give other adapters than ``name`` a scale of 0: base + 0 * update equals the base's output bit for bit.
+    """Give all adapters except ``name`` a scale of 0: base + 0 * update equals the base's output bit for bit.
 
     PEFT's ``disable_adapter`` skips the adapter's modules instead. ZeRO-3 prefetches parameters in the order of the
     last pass. Each switch between passes with and without those modules makes it forget that order and wait for every

@@ -64,7 +64,6 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
 
     Args:
         samples: the rollouts of a step, those of a group next to each other.
-        group_size: samples per prompt.
 
     Raises:
         UserError: if no rollout has a reward and the judge is not the cause.
@@ -76,7 +75,7 @@ def complete(samples: Sequence[Sample], group_size: int) -> None:
     if missing.all() and not _read_log(samples, "judge_failed").nan_to_num().any():
         raise explain_missing_rewards(samples)
     known = torch.where(missing, math.nan, rewards)
-    logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # OpenRLHF always reads it
+    logged = torch.where(missing, known.nanmean().nan_to_num(0.0), rewards)  # metrics need one for each
     for sample, reward, mean, gone in zip(samples, known, logged, missing, strict=True):
         sample.missing = {"reward"} if gone else set()
         sample.rewards = reward.view(1)  # NaN if missing: the update must see that. The log has the mean

@@ -134,7 +134,7 @@ def compute_metrics(args: Arguments, groups: StepGroups) -> dict[str, float]:
     rates = [rate for _, rate in groups.drawn if not math.isnan(rate)]
     outside = number - sum(low < rate < high for rate in rates)  # also those without a score
     metrics = {
-        "dynamic_filtering_pass_rate": 100 * (1 - outside / number),
+        "dynamic_filtering_pass_rate": 100 * (1 - outside / number),  # OpenRLHF's metric, in percent
         "groups_drawn": float(number),
         "groups_filled": float(groups.filled),
     }

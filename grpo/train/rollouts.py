@@ -27,7 +27,7 @@ def build_rollout(response: dict[str, Any], args: Arguments, tokenizer: Tokenize
         max_new_tokens: the limit under which the response was sampled.
     """
     rollout = build_row(response, args.prompt_max_len, max_new_tokens)
-    rollout.info.setdefault("token_mismatch", torch.zeros(1))
+    rollout.info.setdefault("token_mismatch", torch.zeros(1))  # an environment has counted those of its turns
     rollout.sampled_by = response.get(SAMPLED_BY)
 
     def is_sound(row: Sample, of_row: dict[str, Any]) -> bool:
@@ -71,7 +71,7 @@ def build_row(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int
     info = {
         "response_length": torch.tensor([action_mask.sum().item()]),
         "total_length": torch.tensor([float(len(tokens[:limit]))]),
-        "response_clip_ratio": is_cut,
+        "response_clip_ratio": is_cut,  # OpenRLHF's name for the next
         "truncated": is_cut.clone(),
         "length_limit": torch.tensor([float(max_new_tokens)]),
         "reward": torch.tensor([reward]),
@@ -92,7 +92,7 @@ def build_row(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int
 
 
 def _find_mismatch(row: Sample, response: dict[str, Any], is_replayed: bool, tokenizer: Tokenizer) -> str | None:
-    """Say how a row differs from what the engine sampled; None if it does not."""
+    """Return how a row differs from what the engine sampled; None if it does not."""
     missing = _attach_routing(row, response, is_replayed)
     if "engine" in response:
         return check_row(row, response["engine"], tokenizer.decode) or missing

@@ -51,6 +51,7 @@ def make_loaders(strategy: Any, tokenizer: Tokenizer) -> tuple[PromptLoader, Pro
     args = strategy.args
 
     def load(file: str, shuffle: bool) -> PromptLoader:
+        # int, because the default of OpenRLHF's flag is the float 1e8
         rows = [row for _, row in read_rows(Path(file), args.input_key, args.label_key)][: int(args.max_samples)]
         problems = PromptDataset(rows, tokenizer, strategy, input_template=args.input_template)
         return cast(PromptLoader, strategy.setup_dataloader(problems, 1, True, shuffle, problems.collate_fn))
@@ -124,7 +125,7 @@ class Sampler:
         """Draw prompts until the stage has so many groups, the prompts run out, or `most` are drawn.
 
         Each group that the stage leaves out is replaced at once. Returns how many prompts were drawn: none, if there
-        are too few for a first attempt. The last prompts of an episode that make no batch are left out.
+        are too few for a first attempt. The last prompts of an episode are left out if they do not fill a batch.
         """
         if self.args.vllm_enable_sleep:
             self.wake_up(["weights", "kv_cache"])
@@ -158,7 +159,7 @@ class Sampler:
             temperature=how.temperature,
             top_p=self.args.top_p,
             max_tokens=how.max_new_tokens,
-            min_tokens=1,
+            min_tokens=1,  # a rollout without a sampled token takes no part in the update
             skip_special_tokens=False,  # the channels of harmony are special tokens
             logprobs=0,  # of the sampled tokens alone
         )
@@ -195,5 +196,5 @@ class Sampler:
         return list(ready)
 
     def wake_up(self, tags: Sequence[str]) -> None:
-        """Give engines that share their GPUs the memory of their "weights" and of their "kv_cache" again."""
+        """Give engines that share GPUs their memory back, for their "weights" or "kv_cache"."""
         ray.get([engine.wake_up.remote(tags=list(tags)) for engine in self._engines])

@@ -43,18 +43,17 @@ from grpo.train.lengths import Schedule
 from grpo.train.prefetch import Prefetch
 from grpo.train.sampler import Sampler, make_loaders
 
-logger = logging.getLogger("openrlhf.grpo.trainer")
+logger = logging.getLogger("openrlhf.grpo.trainer")  # under OpenRLHF's logger, whose handler writes to logs/driver.log
 
 
 class Trainer:
     """Runs the loop, in the driver.
 
     Attributes:
-        step, episode: the last ones that were made; episodes count from 0.
+        step, episode: the last completed ones; episodes count from 0.
         drawn_prompts: in all steps so far.
 
     Args:
-        pretrain: the model.
         strategy: OpenRLHF's ``DeepspeedStrategy``; its ``args`` are those of the run.
         actors: the ranks, see :class:`grpo.train.worker.PolicyWorker`.
         critic, reward_model, reference: OpenRLHF's trainer may have these models; ours has none.
@@ -80,13 +79,14 @@ class Trainer:
         reward_model: None,
         reference: None,
         engines: list[EngineActor],
-        **_: Any,
+        **_: Any,  # OpenRLHF's sampling parameters, which args has too
     ) -> None:
         self.args = args = strategy.args
         for name in ("eval_steps", "save_steps"):
             if getattr(args, name) == -1:  # OpenRLHF's word for never
-                setattr(args, name, float("inf"))
+                setattr(args, name, float("inf"))  # n % inf is n, and steps count from 1
         self.actors, self.engines = actors, engines
+        # The side is OpenRLHF's and has no effect: nothing pads with the tokenizer.
         self.tokenizer = get_tokenizer(pretrain, None, "left", strategy, use_fast=not args.disable_fast_tokenizer)
         self.problems, self.held_out = make_loaders(strategy, self.tokenizer)
 
@@ -97,7 +97,7 @@ class Trainer:
 
     def fit(self) -> None:
         """Train from the start, or from the checkpoint that the ranks have loaded."""
-        self._start(ray.get(self.actors.async_run_method("states"))[0])
+        self._start(ray.get(self.actors.async_run_method("states"))[0])  # every rank returns the same
         self.evaluation.run_first(self.step)
         for episode in range(self.episode, self.args.num_episodes):
             while not self._is_last(self.step) and self.train_step(episode):
@@ -108,7 +108,7 @@ class Trainer:
         self.log.trackers.close()
 
     def train_step(self, episode: int) -> bool:
-        """Make the next global step; return False if the prompts of the episode did not suffice for it.
+        """Run the next global step; return False if the episode has too few prompts left for it.
 
         G prompts with N rollouts each are R = G * N rollouts. They are in micro-batches of B rows (more with branches)
         of S tokens, which A = S - 1 positions predict.
@@ -158,7 +158,7 @@ class Trainer:
         return batches, advantages_GN
 
     def _compare_with_engines(self, number: int, batches: list[Batch], rollouts_R: list[Sample]) -> None:
-        """Stop if engines and trainer do not agree, on rollouts of the policy that the trainer holds now.
+        """Stop the run if engines and trainer disagree on rollouts of the policy that the trainer now holds.
 
         With --pipeline those are in the batch of the next step, for which a comparison therefore waits.
         """
@@ -177,18 +177,18 @@ class Trainer:
     def _add_metrics(
         self, status: dict[str, Any], batches: list[Batch], advantages_GN: Advantages, rollouts_R: list[Sample]
     ) -> None:
-        """Add the metrics of the step to its status, and count its updates: they made the engines' next policy."""
+        """Add the metrics of the step to its status, and count its updates, which lead to the engines' next policy."""
         assert self.prefetch.current is not None
         status |= rollout_filters.compute_metrics(self.args, self.prefetch.current.groups)
         if self.args.pipeline:
             status["staleness"] = float(self.prefetch.compute_staleness())
-        self.prefetch.policy += len(status.get("grad_norms", []))
+        self.prefetch.policy += len(status.get("grad_norms", []))  # one norm per optimizer step
         if not math.isnan(advantages_GN.zero_spread_groups):
             status["zero_spread_groups"] = advantages_GN.zero_spread_groups
         step_metrics.add_step_metrics(status, batches, rollouts_R, self.tokenizer)
 
     def _sync(self) -> None:
-        """Bring the engines to the adapter."""
+        """Send the adapter to the engines."""
         if self.args.vllm_enable_sleep:
             self.sampler.wake_up(["weights"])
         ray.get(self.actors.async_run_method("sync"))
@@ -239,7 +239,7 @@ class Trainer:
             "data_loader_state_dict": self.problems.state_dict(),
             **trainer_state.collect_controller_state(status),
             **({"next_batch": next_batch} if next_batch else {}),
-            "lengths": self.lengths.count_truncated(self.step, rollouts_R),
+            "lengths": self.lengths.count_truncated(self.step, rollouts_R),  # counts the step, so only once
         }
 
     def _save(self, states: dict[str, Any]) -> None:

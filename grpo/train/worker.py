@@ -43,9 +43,9 @@ from grpo.train.optimizer_steps import LearningRate
 
 
 class PolicyWorker(BaseModelActor):
-    """One rank of the actor, in a Ray actor of its own. Every call is collective: each rank makes it."""
+    """One rank of the actor, in a Ray actor of its own. All calls are collective: every rank gets them."""
 
-    _get_free_port = staticmethod(cluster.free_port)
+    _get_free_port = staticmethod(cluster.free_port)  # OpenRLHF's port may be taken before the ranks meet
 
     def init_model_from_pretrained(
         self, strategy: Any, pretrain: str, max_steps: int, engines: list[EngineActor]
@@ -77,13 +77,13 @@ class PolicyWorker(BaseModelActor):
         (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
         get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
         cpu_matmul.install()
-        deepspeed.init_distributed(timeout=timedelta(minutes=60))
+        deepspeed.init_distributed(timeout=timedelta(minutes=60))  # OpenRLHF's limit; DeepSpeed's is 30
         world_size = dist.get_world_size()
         return Ranks(world_size, args.train_batch_size // args.micro_train_batch_size // world_size)
 
     def _map_base(self) -> MappedBase:
         """Map the frozen base of the engine on this rank's GPU."""
-        description: Description = ray.get(self.engines[dist.get_rank()].describe_base.remote())
+        description: Description = ray.get(self.engines[dist.get_rank()].describe_base.remote())  # MappedBase checks it
         print(f"rank {dist.get_rank()}: maps the engine's base, digest {description['digest']}", flush=True)
         return MappedBase(description)
 
@@ -127,9 +127,9 @@ class PolicyWorker(BaseModelActor):
             model=model,
             optimizer=optimizer,
             lr_scheduler=LambdaLR(optimizer, LearningRate.of_run(args, max_steps).compute_share),
-            config=zero.tune(self.strategy.get_ds_train_config(None), args),
+            config=zero.tune(self.strategy.get_ds_train_config(None), args),  # OpenRLHF ignores the None
             args={"local_rank": int(os.environ["LOCAL_RANK"])},
-            dist_init_required=True,
+            dist_init_required=True,  # as OpenRLHF; a second call does nothing
         )
         loading.restore_rope(engine)  # DeepSpeed has cast YaRN's frequencies
         self.actor.model = engine
@@ -148,7 +148,7 @@ class PolicyWorker(BaseModelActor):
         its denominator, in KL and entropy terms, and in metrics of the update. The controller's own metrics see them.
         """
         for rows in micro_batches.split_by_rollout(batch):
-            if rows[0].info.get("masked_rollouts", 0) > 0:
+            if rows[0].info.get("masked_rollouts", 0) > 0:  # absent without --mask_truncated
                 for row in rows:
                     row.action_mask = torch.zeros_like(row.action_mask)
             self.rollouts.append(rows)
@@ -161,7 +161,7 @@ class PolicyWorker(BaseModelActor):
             cast(Any, self.rollouts),
             batch_size=args.micro_train_batch_size,
             shuffle=True,  # otherwise the first optimizer step would get the first prompts alone
-            drop_last=True,
+            drop_last=True,  # drops nothing: the launcher refuses rollouts that do not fit
             pin_memory=True,
             collate_fn=micro_batches.join_rollouts,
         )
@@ -180,7 +180,7 @@ class PolicyWorker(BaseModelActor):
         return passes.replay_each(self.actor, self.loss.iterate_batches(loader, self.ranks, prepare))
 
     def _train(self, batch: Batch) -> dict[str, float]:
-        """Make forward and backward pass of a micro-batch, and the optimizer's step after the last one of its batch."""
+        """Run the forward and backward pass of a micro-batch; the last one of an optimizer batch also steps."""
         args, mask = self.args, batch.action_mask
         self.actor.train()  # also switches gradient checkpointing on
         log_probs_BA, output = self.actor(
@@ -198,7 +198,7 @@ class PolicyWorker(BaseModelActor):
         if args.entropy_loss_coef is not None:
             entropy_BA = output.scores.entropy[:, -1 - mask.shape[1] : -1]  # the last position predicts nothing
             means["entropy_loss"] = ((entropy_BA * mask).sum() / mask.sum().clamp(min=1)).item()
-            if args.entropy_loss_coef:  # 0: a metric alone, whose backward pass nobody needs
+            if args.entropy_loss_coef:  # at 0 it is only a metric and needs no backward pass
                 loss = loss - self.loss.aggregate(entropy_BA, mask) * args.entropy_loss_coef
         self.metrics.note(batch, log_probs_BA, old_BA, output, policy_loss, self.loss.per_token)
         self.actor.model.backward(loss)
@@ -256,7 +256,7 @@ class PolicyWorker(BaseModelActor):
     def save(self, states: dict[str, Any]) -> None:
         """Save adapter and trainer state as a checkpoint of the step that the controller's states name."""
         if self.base:
-            self.base.check()  # an adapter that was trained on other weights than its base's name is worth nothing
+            self.base.check()  # an adapter trained on other weights than its base's is worth nothing
         saving.save_step(self.actor.model, self.args, states)
 
     def states(self) -> dict[str, Any]:
@@ -265,4 +265,4 @@ class PolicyWorker(BaseModelActor):
 
     def save_model(self) -> None:
         """Save the adapter of the last step as the run's result."""
-        self.strategy.save_model(self.actor, self.tokenizer, self.args.save_path)
+        self.strategy.save_model(self.actor, self.tokenizer, self.args.save_path)  # patched: the adapter alone

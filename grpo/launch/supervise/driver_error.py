@@ -38,7 +38,7 @@ _ROLES = {"LLMRayActor": "an engine", "RolloutRayActor": "an engine", "PolicyWor
 _ROLES |= {"JudgeActor": "the judge"}
 # Exceptions that only say that another process has died
 _OF_DEATHS = re.compile(r"(Died|Unavailable|Dead|Lost|Crashed|Actor)Error$")
-_NO_ENGINE = "Engine core initialization failed"  # vLLM, of whatever kept an engine's processes from starting
+_NO_ENGINE = "Engine core initialization failed"  # vLLM says so whatever kept an engine from starting
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _MESSAGE = re.compile(r"\b[A-Za-z_][\w.]*(?:Error|Exception): .+")
 _OF_ENGINE = re.compile(r"\((?:EngineCore|Worker)\S* pid=\d+\)\S* ERROR .*?\] ([A-Za-z_][\w.]*(?:Error|Exception): .+)")
@@ -84,7 +84,7 @@ def explain(error: BaseException, log: Path) -> DriverError:
         return DriverError(kind, redact(error.problem.what), redact(error.problem.remedy))
     messages = _MESSAGE.findall(what) if "raised in its creation task" in what else []  # it is only in the text
     if messages:
-        kind, _, what = messages[-1].partition(": ")
+        kind, _, what = messages[-1].partition(": ")  # the traceback ends with it
     is_connected = "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
     died = find_dead_actor() if is_connected else ""
     if is_connected and (died or _OF_DEATHS.search(kind)) and (lost := cluster.wait_for_lost_nodes()):
@@ -99,13 +99,13 @@ def explain(error: BaseException, log: Path) -> DriverError:
 
 
 def find_dead_actor() -> str:
-    """Say which of the run's actors died first with its process or node; "" if none did. Ray is connected."""
+    """Return which of the run's actors died first with its process or node; "" if none did. Ray is connected."""
     from ray._private import state
 
     time.sleep(1.0)  # until Ray knows of the death
     crashed = []
     for actor in state.actors().values():
-        if actor["State"] == "DEAD":  # others than by a crash end by their exception, or because the run ends
+        if actor["State"] == "DEAD":  # without a crash, an actor ends by its exception, or because the run ends
             cause = actor["DeathCause"]
             reason = cause.actor_died_error_context.Reason.Name(cause.actor_died_error_context.reason)
             if cause.HasField("oom_context") or reason in ("WORKER_DIED", "NODE_DIED"):

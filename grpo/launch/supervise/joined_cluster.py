@@ -41,7 +41,7 @@ class Member:
     name: str  # of the host
     address: str  # in Ray
     gpus: int
-    free: int  # GPUs that nobody uses
+    free: int  # unused GPUs
     is_home: bool  # this machine
     facts: dict[str, str | None] | None = None  # see software.facts; None on a cluster of one node
     error: str = ""  # why it has no facts
@@ -157,7 +157,7 @@ def _has_token() -> bool:
 def _ask(paths: list[str]) -> tuple[list[Member] | None, bool, str]:
     """Return the living nodes, whether the cluster admits anyone, and why it could not be joined."""
     why = ""
-    for mode in ("disabled", os.environ["RAY_AUTH_MODE"]) if _has_token() else ("disabled",):
+    for mode in ("disabled", os.environ["RAY_AUTH_MODE"]) if _has_token() else ("disabled",):  # open if the first works
         command = [sys.executable, "-P", "-m", "grpo.launch.supervise.joined_cluster", *paths]
         environment = {**os.environ, "RAY_AUTH_MODE": mode}
         try:

@@ -1,6 +1,6 @@
 """What a run owns on a machine (processes, shared memory, a folder), and how all of it ends, however the launcher ends.
 
-The launcher is the child of a guard. It starts everything, and ends it; the guard waits, and hands on signals. The one
+The launcher is the child of a guard. It starts everything, and ends it; the guard waits, and forwards signals. The one
 that survives a SIGKILL of the other ends what is left: a child whose parent dies gets a SIGTERM, and the parent of a
 child inherits its processes.
 
@@ -46,27 +46,27 @@ def guard(main: Callable[[], int]) -> int:
     signals.hold_back()
     if child := os.fork():
         return _wait(child)
-    os.setsid()  # a Ctrl-C reaches the parent alone, which hands it on
+    os.setsid()  # a Ctrl-C reaches the parent alone, which forwards it
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signals.let_through()
-    return 128 + signal.SIGKILL if is_lost() else main()
+    return 128 + signal.SIGKILL if is_lost() else main()  # the guard may have died before PDEATHSIG was set
 
 
 def is_lost() -> bool:
-    """Tell whether this process has no guard, or its guard was killed."""
+    """Return whether this process has no guard, or its guard was killed."""
     return os.environ.get(_GUARD_VARIABLE) != str(os.getppid())
 
 
 def _wait(child: int) -> int:
-    def hand_on(number: int, _: object) -> None:
+    def forward(number: int, _: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    signals.handle(hand_on)
+    signals.handle(forward)
     signals.let_through()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    signals.handle(signal.SIG_IGN)
+    signals.handle(signal.SIG_IGN)  # nothing may interrupt the clean-up
     left = end_all(os.environ[RUN_ID_VARIABLE], grace=0.0)  # mostly nothing is left
     if code >= 0:
         return code
@@ -159,7 +159,7 @@ def remove_shared_memory(files: Iterable[Path]) -> None:
 class RunFolder:
     """The own folder of a run, or of an evaluation, for sockets and temporary files: short and private.
 
-    If everything is killed at once, nobody deletes it. So this process holds a lock in it, and notes the run's shared
+    If everything is killed at once, nothing deletes it. So this process holds a lock in it, and notes the run's shared
     memory in the lock. The next launch deletes what it finds in a lock that nobody holds.
     """
 

@@ -69,7 +69,7 @@ def main() -> None:
                     raise
                 time.sleep(0.2)
 
-    scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")
+    scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")  # keeps the client server off
     services.get_node = wait_for_node
     scripts.main()
 

@@ -110,7 +110,7 @@ class _Supervisor:
         self._show(f"Ray is up at {address} after {time.monotonic() - started:.0f} s")
 
     def _spawn(self, command: Sequence[str], log: str) -> "subprocess.Popen[bytes]":
-        """Start a command in a session of its own. Its output goes to a log."""
+        """Start a command in its own session, which Ctrl-C does not reach. Its output goes to a log."""
         with (self.job.log_dir / log).open("ab") as output:
             how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "cwd": CHECKOUT}
             process = subprocess.Popen(command, env=os.environ | self.environment, start_new_session=True, **how)
@@ -174,7 +174,7 @@ class _Supervisor:
 
     def _end(self, code: int, problem: Problem | None, log: str) -> End:
         if self.signals and code:  # a signal may have come during the clean-up
-            if problem and code != -signal.SIGTERM:  # a SIGTERM to all processes at once is no failure
+            if problem and code != -signal.SIGTERM:  # a SIGTERM to all processes at once is not a failure
                 self._show(f"{'failed':<12} {problem.what}")
             return End(128 + self.signals[0])
         file = self.job.log_dir / log
@@ -185,7 +185,7 @@ class _Supervisor:
         return End(128 - code if code < 0 else code, (problem or unknown) if code else None)
 
     def _show(self, *lines: str) -> None:
-        """Print lines. If nobody reads them any more (`| head`), end the run as a shell would."""
+        """Print lines. If nothing reads them any more (`| head`), end the run as a shell would."""
         if not lines:
             return
         try:
