@@ -186,13 +186,13 @@ async def roll_out(
         "reward": score.reward,
         "scores": score.score,
         "extra_logs": {
+            **score.logs,  # of the environment's author, so ours come after it
             **outcome.logs(),
             "branches": float(len(history.differences)),
             "branches_dropped": float(len(kept) - len(used)),
             **policy.logs(),
             # Not the sum: a later row repeats what it shares with the earlier ones.
             "environment_tokens": float(max((row.count(Origin.ENVIRONMENT) for row in history.rows), default=0)),
-            **score.logs,
         },
     }
     if not used:

@@ -29,7 +29,7 @@ Attention = Any  # gpt-oss's: ``qkv_proj`` and ``o_proj`` are LinearLayers
 Experts = Any  # a layer's, with the adapter's buffers: :func:`grpo.lora.vllm_expert_lora.attach`
 
 # On a rank of the actor
-Actor = Any  # OpenRLHF's policy; ``model`` is a TrainerEngine, and the patch ``metrics_actor`` adds ``allocated``
+Actor = Any  # OpenRLHF's policy; ``model`` is a TrainerEngine, and the patch ``token_scores`` adds ``allocated``
 ModelOutput = Any  # of a micro-batch: ``["logits"]`` of the last positions; ``scores`` is a ``TokenScores`` of all
 TrainerEngine = Any  # DeepSpeed's ``DeepSpeedEngine``; ``module`` is a PeftModel, ``optimizer`` a ZeroOptimizer
 ZeroOptimizer = Any  # ``DeepSpeedZeroOptimizer_Stage3``: this rank's ranges of the trained parameters

@@ -47,7 +47,7 @@ class Loss(NamedTuple):
 
 
 def _clip(log_probs: Tensor, ratio: Tensor, advantages: Tensor, args: Arguments) -> tuple[Tensor, dict[str, Tensor]]:
-    low, high = args.eps_clip_low_high
+    low, high = args.eps_clip_low_high  # OpenRLHF fills it from --eps_clip unless it is given
     plain, clipped = ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
     loss = -plain.minimum(clipped)
     if args.dual_clip is not None:  # https://arxiv.org/abs/1912.09729

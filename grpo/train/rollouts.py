@@ -68,7 +68,8 @@ def build_row(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int
     log_probs = response["rollout_log_probs"]
     reward, score = rewards.scalar(response.get("reward")), rewards.scalar(response.get("scores"))
     is_cut = torch.tensor([bool(response.get("truncated")) or len(tokens) > limit])  # by the engine, or here
-    info = {
+    info = {name: torch.tensor([rewards.scalar(value)]) for name, value in response.get("extra_logs", {}).items()}
+    info |= {  # afterwards: a user's log may have one of these names
         "response_length": torch.tensor([action_mask.sum().item()]),
         "total_length": torch.tensor([float(len(tokens[:limit]))]),
         "response_clip_ratio": is_cut,  # OpenRLHF's name for the next
@@ -77,7 +78,6 @@ def build_row(response: dict[str, Any], prompt_max_len: int, max_new_tokens: int
         "reward": torch.tensor([reward]),
         "score": torch.tensor([score]),
     }
-    info |= {name: torch.tensor([rewards.scalar(value)]) for name, value in response.get("extra_logs", {}).items()}
     return Sample(
         sequences=tokens[:limit].unsqueeze(0),
         attention_mask=torch.ones_like(tokens[:limit]).unsqueeze(0),

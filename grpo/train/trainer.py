@@ -17,8 +17,9 @@ REINFORCE with the mean of the group as baseline:
 5. No correction for the difference between the log-probs of engines and actor. It is a metric, and the parity gate
    ends a run in which it is large.
 
-An engine or a rank that dies ends the loop: the next ``ray.get`` of one of its results raises. The launcher ends what
-is left and, up to --restarts times, continues from the newest checkpoint (grpo/launch/attempt.py).
+An engine or a rank that dies ends the loop: the next ``ray.get`` of one of its results raises. An engine's actor dies
+with vLLM's core (grpo/rollout/engine.py). The launcher ends what is left and, up to --restarts times, continues from
+the newest checkpoint (grpo/launch/attempt.py).
 """
 
 import logging

@@ -80,7 +80,8 @@ def responses(draw) -> dict:
     score = draw(numbers)
     return {
         "prompt": "p", "label": "l", "reward": score, "scores": draw(st.sampled_from([score, 0.0])),
-        "truncated": draw(st.booleans()), "extra_logs": {"correct": draw(numbers)},
+        "truncated": draw(st.booleans()),
+        "extra_logs": {"correct": draw(numbers), "truncated": 7.0},  # a reward may use a name of the loop
         "observation_tokens": draw(st.lists(st.integers(0, 99), min_size=prompt + size, max_size=prompt + size)),
         "action_ranges": [(prompt, prompt + size)],
         "rollout_log_probs": [0.0] * prompt + draw(st.lists(log_probs, min_size=size, max_size=size)),
