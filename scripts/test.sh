@@ -4,7 +4,8 @@
 # Setup, lint, the installed patches, then the tests, and the types beside them. It stops at the first stage that fails.
 # If all is well, the last line is pytest's. --fast skips the tests that start Ray or vLLM (minutes).
 # --other tests what the others leave out: in a temporary copy of the checkout (9 GB), the other supported OpenRLHF with
-# its packages, by the unit tests of what depends on them and a tiny run; and the adapter of the verifiers package.
+# its packages, by the unit tests of what depends on them and a tiny run; the adapter of the verifiers package; and a run
+# in the shape of train_grpo.sh, with two engines of two workers and four ranks (10 GB of memory).
 # --gpu runs setup, patches, and tests/gpu alone, in one process. Without a GPU its tests are skipped by name.
 # --gpu-stack needs no GPU: it clones the last commit into a temporary folder (12 GB), installs the stack for GPUs there,
 # and tests all imports, the trainer, and that all kernels compile (10 minutes on 2 cores, beside the download).
@@ -135,6 +136,7 @@ if ((other)); then
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
     stage "verifiers" of_verifiers
+    stage "the recipe's shape" pytest -q --no-header -n 0 --recipe-shape tests/stack/test_doors.py tests/stack/test_options.py
     for folder in patches/openrlhf-*; do
         version="${folder##*-}" copy="$scratch/$version"
         if [[ -n $(compgen -G ".venv/lib/python3.*/site-packages/openrlhf-$version.dist-info") ]]; then continue; fi

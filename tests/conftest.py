@@ -18,8 +18,14 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--recipe-shape", action="store_true", help="give test_doors and test_options train_grpo.sh's shape"
+    )
+
+
 # Two processes run tests/stack, each its half in this order: three whole runs at once need more memory than 24 GB.
-# doors needs 15 GB by itself, so the second half begins with what needs little.
+# doors needs most, so the second half begins with what needs little.
 HALVES = (
     ("end_to_end", "doors", "options", "resume", "two_nodes", "loss_and_lengths", "agreement"),
     ("launcher_processes", "judge_process"),  # then the others

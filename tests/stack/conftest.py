@@ -52,12 +52,13 @@ def finished_run(tiny_model, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def attacked(finished_run) -> Iterator[doors.Run]:
+def attacked(finished_run, request) -> Iterator[doors.Run]:
     """The run that is held while it is attacked, with many options; the first test that needs its end ends it."""
+    shape = doors.RECIPE if request.config.getoption("--recipe-shape") else doors.SHAPE
     # Not pytest's temporary folder: other users can never enter it.
     with (
         tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder,
-        doors.hold_run(Path(folder), finished_run / "final") as run,
+        doors.hold_run(Path(folder), finished_run / "final", shape) as run,
     ):
         yield run
 

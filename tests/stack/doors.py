@@ -1,4 +1,4 @@
-"""A run to attack, in the shape of the 8-GPU run, and attackers.
+"""A run to attack, and attackers. It has an engine with TP=2 and two ranks; with --recipe-shape, those of the recipe.
 
 The attackers are a host in a separate network namespace, and another user of this machine.
 """
@@ -52,13 +52,15 @@ def reward_func(queries, prompts, labels):
         time.sleep(0.2)
     return own.reward_func(queries, prompts, labels)
 """
+# Engines, TP, and actor ranks. The processes of the recipe take 10 GB, those of the smaller shape 7. Their kinds are the same.
+SHAPE, RECIPE = (1, 2, 2), (2, 2, 4)
 STEPS = 2  # until it is held
 PROMPTS = 8  # of a step
 
 
 @dataclass
 class Run:
-    """A run that is going: 2 engines with TP=2, 4 actor ranks, problems also in the form of AIME, and many options."""
+    """A run that is going, with problems also in the form of AIME, and many options."""
 
     folder: Path
     launcher: subprocess.Popen[str]
@@ -104,13 +106,14 @@ class Run:
 
 
 @contextlib.contextmanager
-def hold_run(folder: Path, adapter: Path) -> Iterator[Run]:
+def hold_run(folder: Path, adapter: Path, shape: Sequence[int]) -> Iterator[Run]:
     """Start a run in `folder`, with its checkpoints next to it, and yield it when it is held after STEPS steps.
 
     The first limit of 28 leaves 6 of 8 tokens for the thinking, after 6 for the delimiter and 16 for the answer.
 
     Args:
         adapter: what the policy starts from.
+        shape: SHAPE or RECIPE.
     """
     folder.chmod(0o755)
     checkpoints = folder / "checkpoints"
@@ -120,7 +123,8 @@ def hold_run(folder: Path, adapter: Path) -> Iterator[Run]:
     sources = ["--source", folder / "aime.jsonl", "--source", "synthetic", "--train-count", "72", "--eval-count", "6"]
     subprocess.run([sys.executable, "-m", "data.prepare", *sources, "--out", folder / "data"], cwd=ROOT, check=True)
     flags = {
-        "vllm_num_engines": "2", "vllm_tensor_parallel_size": "2", "actor_num_gpus_per_node": "4",
+        "vllm_num_engines": str(shape[0]), "vllm_tensor_parallel_size": str(shape[1]),
+        "actor_num_gpus_per_node": str(shape[2]),
         "prompt_data": str(folder / "data" / "train.jsonl"), "eval_dataset": str(folder / "data" / "eval.jsonl"),
         "prompt_max_len": "512", "rollout_batch_size": str(PROMPTS), "n_samples_per_prompt": "8",
         "train_batch_size": "32", "micro_train_batch_size": "8", "micro_rollout_batch_size": "8", "num_episodes": "5",

@@ -135,8 +135,8 @@ def test_the_token_and_the_keys_are_in_no_file_and_no_command_line(run: doors.Ru
     assert len(written) > 20 and not [path for path in written if path.stat().st_mode & 0o077]
 
 
-def test_the_shape_of_the_8_gpu_run_on_aime_data(run: doors.Run) -> None:
-    """2 engines with TP=2, 4 actor ranks, and problems through data.prepare, most in the form of AIME."""
+def test_a_run_on_data_like_aimes(run: doors.Run) -> None:
+    """Problems through data.prepare, most in the form of AIME."""
     run.end()
     data = run.folder.parent / "data"
     assert (len(read_lines(data / "train.jsonl")), len(read_lines(data / "eval.jsonl"))) == (72 + 72, 18 + 6)
