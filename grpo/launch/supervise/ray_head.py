@@ -50,10 +50,11 @@ def start_command(head: RayHead, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Act as the `ray` command, with two changes that it has no option for.
+    """Act as the `ray` command, with changes that it has no option for.
 
-    It starts no client server, and waits longer for the raylet, whose agents are imported first: on a busy machine, or
-    from a network disk that has not been read yet, that takes more than the usual 30 seconds.
+    It starts no client server, and no dashboard, not even one that serves nothing. It waits longer for the raylet,
+    whose agents are imported first: on a busy machine, or from a network disk that has not been read yet, that takes
+    more than the usual 30 seconds.
     """
     from ray._private import services
     from ray.scripts import scripts
@@ -70,6 +71,7 @@ def main() -> None:
                 time.sleep(0.2)
 
     scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")
+    services.start_api_server = lambda *_, **__: ("", None)
     services.get_node = wait_for_node
     scripts.main()
 
