@@ -32,7 +32,7 @@ _judge: list[Any] = []  # it lives as long as this handle
 def validate(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
-    zygote.start()  # all is imported, and no thread has started
+    zygote.start()  # all is imported, and the only threads are those of OpenBLAS and jemalloc, which expect forks
     driver_error.install()
 
 
