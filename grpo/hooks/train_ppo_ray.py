@@ -13,7 +13,7 @@ from grpo.launch.supervise import driver_error
 from grpo.model import model_files
 from grpo.model.architecture import EXPERTS_TARGET, Architecture
 from grpo.rollout import chat_template, thinking
-from grpo.stack import cluster
+from grpo.stack import cluster, zygote
 from grpo.stack.hub import downloaded_folder
 from grpo.stack.upstream import Arguments, EngineActor
 from reward import judge_actor
@@ -32,6 +32,7 @@ _judge: list[Any] = []  # it lives as long as this handle
 def validate(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work together, before anything starts. From here on, the launcher learns of errors."""
     flags.validate(args)
+    zygote.start()  # all is imported, and the only threads are those of OpenBLAS and jemalloc, which expect forks
     driver_error.install()
 
 

@@ -111,12 +111,10 @@ def parts(tiny_model, tmp_path_factory) -> Parts:
 
 
 def find_core(run: Path) -> psutil.Process:
-    """Return the core of an engine: what its actor has spawned. setproctitle sometimes gives it no title."""
-    [engine] = [pid for pid, line in list_processes(run).items() if line.startswith("ray::LLMRayActor")]
-    for child in psutil.Process(engine).children():
-        if child.cmdline()[0].startswith("VLLM::EngineCore") or "--multiprocessing-fork" in child.cmdline():
-            return child
-    raise AssertionError("the engine has no core")
+    """Return the core of the engine. Without a zygote, setproctitle sometimes gives it no title."""
+    marks = ("VLLM::EngineCore", "--multiprocessing-fork")
+    [core] = [pid for pid, line in list_processes(run).items() if any(mark in line for mark in marks)]
+    return psutil.Process(core)
 
 
 def list_held_bases(run: Path) -> dict[int, list[str]]:

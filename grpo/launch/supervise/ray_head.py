@@ -4,12 +4,16 @@ Whoever can submit a job to Ray runs code as this user. So the cluster listens o
 token, which other local users do not have. As a program, this is the `ray` command.
 """
 
+import os
 import secrets
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from grpo.stack import zygote
 
 NOTICE_SECONDS = 3.0  # until Ray ends after one of its processes
 # In the folder of a run: what `ray start` writes once the cluster is up, and Ray's logs
@@ -50,12 +54,13 @@ def start_command(head: RayHead, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Act as the `ray` command, with two changes that it has no option for.
+    """Act as the `ray` command, with changes that it has no option for.
 
-    It starts no client server, and waits longer for the raylet, whose agents are imported first: on a busy machine, or
-    from a network disk that has not been read yet, that takes more than the usual 30 seconds.
+    It starts no client server, and no dashboard, not even one that serves nothing. It waits longer for the raylet,
+    whose agents are imported first: on a busy machine, or from a network disk that has not been read yet, that takes
+    more than the usual 30 seconds. On the CPU stack, the zygote forks its workers.
     """
-    from ray._private import services
+    from ray._private import parameter, services
     from ray.scripts import scripts
 
     get_node, until = services.get_node, time.monotonic() + 120
@@ -70,6 +75,10 @@ def main() -> None:
                 time.sleep(0.2)
 
     scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")  # keeps the client server off
+    services.start_api_server = lambda *_, **__: ("", None)
+    if zygote.VARIABLE in os.environ:
+        own = partial(parameter.RayParams, setup_worker_path=zygote.__file__)
+        parameter.RayParams = own  # type: ignore[misc, assignment]
     services.get_node = wait_for_node
     scripts.main()
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from grpo.checkpoint.on_request import SaveRequest
 from grpo.launch import signals
 from grpo.launch.hangs_and_onsets import HangWatch
 from grpo.launch.supervise import driver_error, processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
-from grpo.stack import machine, rendezvous
+from grpo.stack import machine, rendezvous, zygote
 from grpo.stack.checkout import CHECKOUT, is_cpu_stack
 from grpo.stack.command import format_count
 from grpo.stack.problem import Problem
@@ -100,6 +102,8 @@ class _Supervisor:
         self._show(f"starting Ray ({gpus})")
         started, file, address = time.monotonic(), self.own.path / ray_head.ADDRESS, ""
         self.environment |= ray_head.variables() | rendezvous.variables(self.own.path / "rendezvous")
+        if is_cpu_stack():
+            self.environment[zygote.VARIABLE] = str(self.own.path / "zygote")
         self.ray = self._spawn(ray_head.start_command(head, self.own.path), RAY_LOG)
         while not address:
             self._tick()
@@ -107,6 +111,9 @@ class _Supervisor:
             if time.monotonic() - started > RAY_SECONDS:
                 raise _Over(f"Ray did not start within {RAY_SECONDS:.0f} s", RAY_LOG)
         self.environment["RAY_ADDRESS"] = address
+        if is_cpu_stack():  # Ray tells its workers, and reads it once, when it is imported: the driver's forks share it
+            pids = {child.name(): str(child.pid) for child in psutil.Process(self.ray.pid).children()}
+            self.environment |= {"RAY_RAYLET_PID": pids.get("raylet", ""), "RAY_JOB_ID": zygote.FIRST_JOB}
         self._show(f"Ray is up at {address} after {time.monotonic() - started:.0f} s")
 
     def _spawn(self, command: Sequence[str], log: str) -> "subprocess.Popen[bytes]":
