@@ -11,23 +11,21 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from reward.beside import first_on_path
 from reward.settings import SettingsError
 
 VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
 FUNCTION = "reward_func"
 ACCEPTED = 'return a number, a list of numbers, or {"rewards": ..., "scores": ..., "extra_logs": {...}}'
 _KEYS = {"rewards", "scores", "extra_logs"}
-_CHECKOUT = Path(__file__).resolve().parents[1]
-# Files may import from our packages grpo and reward, which import each other by these names and so come first.
-_FIRST = ("grpo", "reward")
-_OURS = ("benchmarks", "data", "eval", "patches", "scripts", "tests")
+_GRPO = Path(__file__).resolve().parents[1] / "grpo"
 
 
 class NoFunctionError(AttributeError):
@@ -91,30 +89,6 @@ def _weight(text: str) -> float:
     return weight
 
 
-@contextlib.contextmanager
-def _first_on_path(folder: Path) -> Iterator[None]:
-    """Look for modules in a folder first, even if they have the name of a package of ours. Afterwards it comes last."""
-    files = {name: (folder / f"{name}.py", folder / name / "__init__.py") for name in _OURS}
-    hidden = {name for name, places in files.items() if folder != _CHECKOUT and any(map(Path.is_file, places))}
-    ours = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in hidden}
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-        for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
-            del sys.modules[name]
-        sys.modules.update(ours)
-
-
-def find_hidden(error: BaseException, folder: Path) -> Path | None:
-    """Return the folder beside a file that one of our packages hides, if that is why an import failed."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    return folder / name if name in _FIRST and (folder / name).is_dir() else None
-
-
 def run_file(path: Path, name: str) -> ModuleType:
     """Return the module of a file. What it imports is looked for in the file's own folder first.
 
@@ -125,8 +99,8 @@ def run_file(path: Path, name: str) -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
-    folder = path.absolute().parent
-    with contextlib.nullcontext() if folder.is_relative_to(_CHECKOUT / "grpo") else _first_on_path(folder):
+    is_ours = path.absolute().is_relative_to(_GRPO)
+    with contextlib.nullcontext() if is_ours else first_on_path(path.absolute()):
         spec.loader.exec_module(module)
     return module
 
