@@ -60,6 +60,14 @@ def _is_module(folder: Path, name: str) -> bool:
     return (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py"))
 
 
+def _holds(folder: Path, name: str, fromlist: Sequence[str] | None) -> bool:
+    """Return whether an import is of a folder's module. Only one with __init__.py hides all modules of a package."""
+    top, *rest = name.split(".")
+    if (folder / top / "__init__.py").is_file() or (not rest and (folder / f"{top}.py").is_file()):
+        return True
+    return any(_is_module(folder / top, part) for part in rest[:1] or fromlist or ())
+
+
 def _package(folder: Path) -> str:
     return _STANDS_FOR + str(folder).replace(".", "_")
 
@@ -77,7 +85,7 @@ def _import(
         place = Path(file).absolute().parent.resolve()
         holders = [folder for folder in list(_folders) if place.is_relative_to(folder)]
         folder = max(holders, key=lambda folder: len(folder.parts), default=_CHECKOUT)
-        if top in _folders[folder]:
+        if top in _folders[folder] and _holds(folder, name, fromlist):
             package = _package(folder)
             module = _python_import(f"{package}.{name}", globals, locals, fromlist, 0)
             return module if fromlist else sys.modules[f"{package}.{top}"]

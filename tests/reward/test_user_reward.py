@@ -142,7 +142,9 @@ def test_a_file_of_a_package_s_name_may_import_that_package(load):
 def test_the_remedy_names_the_folder_that_hides_a_package_of_ours(tmp_path):
     (tmp_path / "reward").mkdir()
     (tmp_path / "reward" / "helper_of_mine.py").write_text("")
-    (tmp_path / "mine.py").write_text("from reward.answers import grade\n")
+    (tmp_path / "mine.py").write_text("from reward.answers import grade\nfrom reward import helper_of_mine\n")
+    assert call_once(tmp_path / "mine.py", None)["error"] == "has no function reward_func"
+    (tmp_path / "reward" / "__init__.py").write_text("")
     refused = call_once(tmp_path / "mine.py", None)
     assert "reward.answers" in refused["error"] and str(tmp_path / "reward") in refused["remedy"]
 

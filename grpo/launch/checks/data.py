@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo.environments.settings import has_environment
+from grpo.flags import boxes
 from grpo.launch import rendering
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
@@ -53,7 +54,8 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
             is_held_out = "train" not in read or (Path(path).exists() and path != args.prompt_data)
             remedy = error.problem.remedy if is_held_out else _suggest_hold_out(config)
             yield Problem(f"{split.upper()}_DATA: {error.problem.what}", remedy)
-    yield from check_batches(config, len(read["train"]) if "train" in read else None)
+    if not (is_missed and boxes.find_lack_here(vars(args))):  # which changes the number of ranks
+        yield from check_batches(config, len(read["train"]) if "train" in read else None)
     try:
         rendered = _render(config, read)
     except UserError as error:
@@ -124,7 +126,10 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
     """
     args, ranks, rollouts = config.args, config.actor_ranks, config.rollouts_per_step
     fitting = _fit_sizes(args, ranks, prompts)
-    of_step = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
+    of_step = (
+        f"of {config.gpus} GPUs, the actor has {ranks}, but a global step has {rollouts} rollouts: ranks with less "
+    )
+    of_step += "work would wait forever"
     if is_short := prompts is not None and prompts < args.rollout_batch_size:
         of_step = f"TRAIN_DATA has {format_count(prompts or 0, 'prompt')}, but a global step needs "
         of_step += f"{args.rollout_batch_size}"

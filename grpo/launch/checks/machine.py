@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from grpo.flags import boxes
 from grpo.flags.parser import make_parser
 from grpo.flags.upstream import make_words
 from grpo.launch.config import Config
@@ -37,14 +38,11 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     if is_cpu_stack():
         yield from _check_cpu_stack(config, plan)
     elif not os.environ.get("RAY_ADDRESS"):
-        gpus, fault = machine.gpus(), machine.find_gpu_fault()
-        if len(gpus) < config.gpus:
-            what = f"{config.gpus} GPUs are needed, {len(gpus)} are visible" + (f" (NVML: {fault})" if fault else "")
-            counts = "--vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node"
-            see = "see nvidia-smi and CUDA_VISIBLE_DEVICES"
-            yield Problem(what, f"use a smaller box (--gpus), or lower {counts}; {see}")
+        if lack := boxes.find_lack_here(vars(config.args)):
+            fault = machine.find_gpu_fault()
+            yield Problem(lack.what + f" (NVML: {fault})" * bool(fault), lack.remedy)
             return
-        for gpu in gpus[: config.gpus]:
+        for gpu in machine.gpus()[: config.gpus]:
             if gpu.used > machine.GB:
                 what = f"{size(gpu.used)} of GPU {gpu.index} are in use"
                 yield Problem(what, "see nvidia-smi; wait, or use other GPUs")
@@ -66,6 +64,8 @@ def _check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     """Refuse a model that is too large for CPUs, whether or not it is on this machine."""
     model, gpus = config.args.pretrain, len(machine.gpus())
     if model in RELEASED or (plan.model_bf16_bytes or 0) > LARGEST_ON_CPU:
+        if gpus and (lack := boxes.find_lack(gpus, "nvidia-smi, CUDA_VISIBLE_DEVICES", vars(config.args))):
+            yield lack
         what = f"MODEL {model} needs {format_count(config.gpus, 'GPU')}; there are {gpus}, and .venv has the CPU stack"
         install = "scripts/setup.sh --gpu installs the GPU stack"
         yield Problem(what, install if gpus else f"use a machine with GPUs, where {install}; or run with --tiny")

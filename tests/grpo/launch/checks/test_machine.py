@@ -23,7 +23,8 @@ H100 = Gpu("H100", 80 * GB, 0, "9.0")
 @pytest.mark.parametrize(
     ("gpus", "changes", "names"),
     [
-        ([H100] * 7, {}, "--vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node"),
+        ([H100] * 7, {}, "set --actor_num_gpus_per_node 2"),
+        ([H100] * 8, {"actor_num_gpus_per_node": 7}, "engines (4) and actor (7) need 11 GPUs of 8"),
         ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB, "9.0", index=7)], {}, "GPU 7"),
         ([Gpu("tiny", 100, 0, "9.0")] * 8, {"offload": None}, "of this machine)"),
         ([H100] * 8, {}, None),
@@ -35,6 +36,7 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     problems = setting.find_problems(**changes)
     assert problems == [] if names is None else names in problems[0]
+    assert not any("rollout_batch_size" in problem for problem in problems), "it depends on the number of ranks"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_folders_with_results_of_another_run_are_refused(setting, tmp_path: Path
     ("model", "count", "gpus", "remedy"),
     [
         ("openai/gpt-oss-120b", None, [], "--tiny"),
-        ("openai/gpt-oss-20b", None, [H100], "setup.sh --gpu"),
+        ("openai/gpt-oss-20b", None, [H100] * 8, "setup.sh --gpu"),
         ("/copy/of/it", 234 * GB, [], "--tiny"),
         ("/of/a/test", 10**7, [], None),
     ],
@@ -104,6 +106,12 @@ def test_large_model_is_rejected_on_the_cpu_stack(setting, monkeypatch, model, c
     problems = [str(problem) for problem in check_gpus(config, replace(make_plan(config), model_bf16_bytes=count))]
     assert len(problems) == (remedy is not None)
     assert all(f"MODEL {model}" in problem and remedy in problem.split("->")[1] for problem in problems)
+
+
+def test_too_few_gpus_are_named_before_a_stack_for_them_is_installed(setting, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: [H100] * 8)
+    first, second = setting.find_problems(pretrain="openai/gpt-oss-120b", actor_num_gpus_per_node=7)[:2]
+    assert "need 11 GPUs of 8" in first and "setup.sh --gpu" in second
 
 
 def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatch) -> None:
