@@ -12,12 +12,13 @@ from typing import Any
 from grpo.flags import boxes
 from grpo.flags.parser import make_parser
 from grpo.flags.upstream import make_words
+from grpo.launch import gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.gpu_memory import Needs, find_longest, needs
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
 from grpo.model import model_files
-from grpo.model.architecture import NO_SHARD, OF_ENGINE, PACKED, ZERO3
+from grpo.model.architecture import EXPERTS_TARGET, NO_SHARD, OF_ENGINE, PACKED, ZERO3
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.run.run_files import RunFiles, step_name
 from grpo.stack import machine
@@ -47,6 +48,7 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
                 what = f"{size(gpu.used)} of GPU {gpu.index} are in use"
                 yield Problem(what, "see nvidia-smi; wait, or use other GPUs")
         yield from _check_driver()
+        yield from _check_models(config)
         yield from check_gpu_memory(config)
 
 
@@ -58,6 +60,20 @@ def _check_driver() -> Iterator[Problem]:
             if driver and int(driver.partition(".")[0]) < least:
                 what = f"the NVIDIA driver is {driver}, and the installed CUDA packages need {least} or newer"
                 yield Problem(what, "update the driver; docs/boxes.md lists the least one of each stack")
+
+
+def _check_models(config: Config) -> Iterator[Problem]:
+    """Refuse GPU models that lack kernels. vLLM would, once it has loaded the model."""
+    old = [gpu for gpu in machine.gpus() if float(gpu.capability) < float(min(machine.MODELS, key=float))]
+    for name, capability in {gpu.name: gpu.capability for gpu in old}.items():
+        what = f"{name} has compute capability {capability}, for which vLLM has no kernels for bf16 and MXFP4"
+        yield Problem(what, f"use GPUs of {machine.name_models(*machine.MODELS)}")
+    shape = gpu_memory.find_architecture(config.args.engine_model)
+    marlin = gpu_memory.find_gpu_of_marlin(shape)
+    if marlin and not old and shape and shape.find_expert_rank(config.args):
+        what = f"an adapter of the experts needs Triton's kernels; for {marlin.name} ({marlin.capability}), vLLM takes "
+        remedy = f"remove {EXPERTS_TARGET} from --target_modules, or use GPUs of {machine.name_models(*FUSED)}"
+        yield Problem(f"{what}Marlin's", remedy)
 
 
 def _check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -134,8 +150,8 @@ def check_gpu_memory(config: Config) -> Iterator[Problem]:
     gpu = machine.find_gpu_that_cannot_share()
     if gpu and args.actor_shard == OF_ENGINE:
         yield Problem(
-            f"--actor_shard engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} "
-            f"has {gpu.capability}, where vLLM arranges the experts in another way, or has no kernels for this one",
+            f"--actor_shard engine needs GPUs of compute capability {machine.name_models(machine.SHARES_MODEL)}; "
+            f"{gpu.name} has {gpu.capability}, where vLLM arranges the experts in another way, or lacks kernels",
             _find_remedy_of_copies(config),
         )
     elif need.peak > need.gpu:
@@ -216,9 +232,9 @@ def _find_first(config: Config, changes: list[Change], **also: Any) -> str:
 
 def warn_of_gpus() -> list[str]:
     """Return a line for each kind of GPU of this machine that has no fused grouped product."""
-    gpus = [] if is_cpu_stack() else machine.gpus()
+    gpus, fused = [] if is_cpu_stack() else machine.gpus(), machine.name_models(*FUSED)
     return [
-        f"WARNING: {name} (compute capability {capability}) has no fused grouped product, as {' and '.join(FUSED)} do: "
+        f"WARNING: {name} (compute capability {capability}) has no fused grouped product, as {fused}: "
         "PyTorch multiplies the actor's experts one by one. Steps are slower, with the same results"
         for name, capability in sorted({(gpu.name, gpu.capability) for gpu in gpus if gpu.capability not in FUSED})
     ]

@@ -13,8 +13,10 @@ from grpo.launch.checks.machine import check_gpus, warn_of_gpus
 from grpo.launch.plan import make_plan
 from grpo.run.run_files import RunFiles
 from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT
 from grpo.stack.machine import Gpu
 from grpo.stack.problem import UserError
+from tests.grpo.launch.boxes import LARGE
 
 GB = 10**9
 H100 = Gpu("H100", 80 * GB, 0, "9.0")
@@ -37,6 +39,34 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     problems = setting.find_problems(**changes)
     assert problems == [] if names is None else names in problems[0]
     assert not any("rollout_batch_size" in problem for problem in problems), "it depends on the number of ranks"
+
+
+@pytest.mark.parametrize(
+    ("capability", "targets", "names"),
+    [
+        ("7.5", ["q_proj"], "use GPUs of 8.0 (A100) or 8.9 (L40S, RTX 4090) or 9.0 (H100, H200) or 10.0 (B200)"),
+        ("8.0", ["q_proj", "experts"], "remove experts from --target_modules, or use GPUs of 9.0 (H100, H200)"),
+        ("12.0", ["experts"], "remove experts from --target_modules"),
+        ("8.0", ["q_proj"], None),
+        ("9.0", ["experts"], None),
+        ("10.0", ["experts"], None),
+    ],
+)
+def test_a_gpu_model_without_kernels_is_refused_and_those_with_them_are_named(
+    setting, monkeypatch, capability, targets, names
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [Gpu("T", 80 * GB, 0, capability)] * 8)
+    config = setting.make_config(pretrain=LARGE, target_modules=targets)
+    problems = [str(problem) for problem in check_gpus(config, make_plan(config))]
+    assert [names in problem for problem in problems] == [True] * (names is not None)
+
+
+def test_the_page_lists_the_gpu_models_that_refusals_name() -> None:
+    rows = [line for line in (CHECKOUT / "docs" / "boxes.md").read_text().splitlines() if line.startswith("| ")]
+    for capability, models in machine.MODELS.items():
+        for model in models.split(", "):
+            assert any(model in row.split("|")[1] and f"({capability})" in row.split("|")[1] for row in rows), model
 
 
 @pytest.mark.parametrize(
