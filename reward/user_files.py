@@ -5,6 +5,7 @@ GRPO_REWARD_WEIGHTS.
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -25,6 +26,7 @@ VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
 FUNCTION = "reward_func"
 ACCEPTED = 'return a number, a list of numbers, or {"rewards": ..., "scores": ..., "extra_logs": {...}}'
 _KEYS = {"rewards", "scores", "extra_logs"}
+_LARGEST = 2**26  # bytes of a file
 _GRPO = Path(__file__).resolve().parents[1] / "grpo"
 
 
@@ -52,7 +54,14 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the sha256 of each file that exists, by its path."""
     paths = [file.path for file in from_environment(environ) if file.path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {str(path): hashlib.sha256(_read(path)).hexdigest() for path in paths}
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file of code. Raises OSError for one that is too large."""
+    if path.stat().st_size > _LARGEST:
+        raise OSError(errno.EFBIG, f"larger than {_LARGEST:,} bytes", str(path))
+    return path.read_bytes()
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile]:
@@ -109,7 +118,7 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
     """Compiles a file each time. Python takes its .pyc for current if the file has kept its second and its size."""
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        return self.source_to_code(_read(Path(self.path)), self.path)
 
 
 def load(path: Path) -> Callable[..., Any]:

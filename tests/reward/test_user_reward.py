@@ -159,6 +159,16 @@ def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
     assert rewards == [0.25, 0.75]
 
 
+def test_a_file_of_impossible_size_is_not_read(tmp_path):
+    """Environments are loaded in this way, too."""
+    file = tmp_path / "sparse.py"
+    file.touch()
+    os.truncate(file, 2**40)
+    for look in (lambda: user_files.digests({"GRPO_REWARD_FILES": str(file)}), lambda: user_files.load(file)):
+        with pytest.raises(OSError, match=r"larger than .*sparse\.py"):
+            look()
+
+
 @pytest.mark.parametrize(
     ("files", "weights", "message"),
     [
