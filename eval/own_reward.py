@@ -7,6 +7,7 @@ SHA-256 and weight of each file.
 import argparse
 import math
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,4 +104,5 @@ def score(samples: Sequence[Record], files: Sequence[RewardFile]) -> list[Record
         }
 
     with ThreadPoolExecutor() as threads:
-        return list(tqdm(threads.map(one, samples), total=len(samples), desc="reward", unit="sample", leave=False))
+        rewarded, shown = threads.map(one, samples), {"desc": "reward", "unit": "sample", "leave": False}
+        return list(tqdm(rewarded, total=len(samples), file=sys.__stderr__, disable=None, **shown))

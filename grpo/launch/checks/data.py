@@ -40,12 +40,12 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
     """Read both data files, and check batch sizes with them.
 
     Args:
-        is_missed: whether a file that does not exist is a problem.
+        is_missed: whether a .jsonl file that does not exist is a problem.
     """
     args = config.args
     read: dict[str, list[Record]] = {}
     for split, path in (("train", args.prompt_data), ("eval", args.eval_dataset)):
-        if not path or not (is_missed or Path(path).exists()):
+        if not path or not (is_missed or Path(path).exists() or Path(path).suffix != ".jsonl"):
             continue
         labels_of = split if uses_our_reward(config) and not has_environment(args) else None
         try:
