@@ -80,7 +80,9 @@ def find_run(which: str) -> Path:
             raise UserError("runs/ has no run that has not finished", "name a run directory: --resume DIR")
         run = found
     elif not run.config.is_file():
-        raise UserError(f"{run.folder} is not a run directory: config.json is missing", "name a run directory")
+        above = next((folder for folder in run.folder.parents if RunFiles(folder).is_run()), None)
+        remedy = f"give {above}, which continues from its newest checkpoint" if above else "name a run directory"
+        raise UserError(f"{run.folder} is not a run directory: config.json is missing", remedy)
     run.refuse_another_owner()
     return run.folder
 
