@@ -10,8 +10,7 @@ import os
 import shutil
 import uuid
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -114,38 +113,28 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         base = Architecture.from_config(model.config)
         ranks = {"lora_rank": adapter.rank, "expert_rank": adapter.find_expert_rank(base)}
         configuration = ranks | {"lora_scale": adapter.scale}
-    with _quiet():
-        llm = LLM(
-            model=str(model.folder),
-            dtype="bfloat16",
-            tensor_parallel_size=options.tensor_parallel,
-            max_model_len=options.max_model_len,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-            enforce_eager=options.eager,
-            # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
-            # `draw`.
-            enable_prefix_caching=has_calls,
-            use_tqdm_on_load=False,
-            worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker",
-            additional_config=configuration,
-            **arguments(sequences=options.batch),
-        )
+    # Gloo prints a line for each connection of its ranks to stdout. If the engine does not start, nothing else comes.
+    stdout = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    llm = LLM(
+        model=str(model.folder),
+        dtype="bfloat16",
+        tensor_parallel_size=options.tensor_parallel,
+        max_model_len=options.max_model_len,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        enforce_eager=options.eager,
+        # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
+        # `draw`.
+        enable_prefix_caching=has_calls,
+        use_tqdm_on_load=False,
+        worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker",
+        additional_config=configuration,
+        **arguments(sequences=options.batch),
+    )
+    os.dup2(stdout, 1)
     if adapter:
         load_adapter(llm, adapter, base)
     return llm
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop what is printed to stdout, where Gloo prints a line for each connection of its ranks."""
-    stdout = os.dup(1)
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 1)
-    try:
-        yield
-    finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
 
 
 def meeting_place() -> Path:

@@ -7,13 +7,10 @@ SHA-256 and weight of each file.
 import argparse
 import math
 import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from eval.problems import EvalProblem
 from grpo.checkpoint.digests import digest_file
@@ -104,5 +101,4 @@ def score(samples: Sequence[Record], files: Sequence[RewardFile]) -> list[Record
         }
 
     with ThreadPoolExecutor() as threads:
-        rewarded, shown = threads.map(one, samples), {"desc": "reward", "unit": "sample", "leave": False}
-        return list(tqdm(rewarded, total=len(samples), file=sys.__stderr__, disable=None, **shown))
+        return list(threads.map(one, samples))

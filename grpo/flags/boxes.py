@@ -84,8 +84,7 @@ def find_lack(gpus: int, of: str, values: Mapping[str, Any]) -> Problem | None:
             break
     else:
         box = max((size for size in BOXES if size <= gpus), default=1)
-        flags = " and ".join([", ".join(f"--{name}" for name in (*_OF_ENGINES, _OF_ACTOR[0])), f"--{_OF_ACTOR[1]}"])
-        remedy = f"remove {flags}, and let --gpus {box} choose them"
+        remedy = f"remove {', '.join(f'--{name}' for name in (*_OF_ENGINES, *_OF_ACTOR))}: --gpus {box} chooses them"
     return Problem(f"engines ({engines}) and actor ({ranks}) need {total} GPUs of {gpus} ({of})", remedy)
 
 

@@ -104,7 +104,7 @@ def test_an_edit_wins_over_a_box_and_both_are_named() -> None:
     [
         ("--gpus 8 --actor_num_gpus_per_node 7", "11 GPUs of 8", "set --actor_num_gpus_per_node 4"),
         ("--gpus 8 --vllm_num_engines 1 --actor_num_gpus_per_node 7", "9 GPUs of 8", "set --actor_num_gpus_per_node 4"),
-        ("--gpus 2 --vllm_tensor_parallel_size 8", "9 GPUs of 2", "let --gpus 2 choose them"),
+        ("--gpus 2 --vllm_tensor_parallel_size 8", "9 GPUs of 2", "--gpus 2 chooses them"),
         ("--gpus 4 --colocate_all_models --actor_num_gpus_per_node 8", "8 GPUs of 4", "--actor_num_gpus_per_node 4"),
         ("--tiny --gpus 1 --actor_num_gpus_per_node 2", "2 GPUs of 1", "set --actor_num_gpus_per_node 1"),
     ],
