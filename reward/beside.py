@@ -8,7 +8,7 @@ does. Where names collide, the folder's module is loaded under the name of a pac
 import builtins
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,17 +24,16 @@ _names: set[str] = set()  # these of all folders
 
 
 @contextlib.contextmanager
-def first_on_path(path: Path) -> Iterator[None]:
-    """Look for modules in a file's folder first. Afterwards it comes last, except for names that others have, too."""
-    folder = path.absolute().parent
+def first_on_path(folder: Path) -> Iterator[None]:
+    """Look for modules in a folder first. Afterwards it comes last, except for names that others have, too."""
+    folder = folder.resolve()
     others = [entry.stem for other in _folders if other not in (folder, _CHECKOUT) for entry in other.glob("*")]
     if folder != _CHECKOUT:
-        names = {name for name in {*_OURS, *others} if _is_module(folder, name) and folder / f"{name}.py" != path}
-        _folders[folder.resolve()] = names
-        _names.update(names)
-        for name in names.intersection(_OURS):  # what imports these by sys.path must not find the folder's
+        _folders[folder] = {name for name in {*_OURS, *others} if _is_module(folder, name)}
+        _names.update(_folders[folder])
+        for name in _folders[folder].intersection(_OURS):  # what imports these by sys.path must not find the folder's
             import_module(name)
-        package = sys.modules.setdefault(_package(folder.resolve()), ModuleType(_package(folder.resolve())))
+        package = sys.modules.setdefault(_package(folder), ModuleType(_package(folder)))
         package.__path__ = [str(folder)]
         builtins.__import__ = _import
     sys.path.insert(0, str(folder))
@@ -51,9 +50,7 @@ def remedy(error: BaseException) -> str:
     package, _, rest = ((error.name or "") if isinstance(error, ImportError) else "").partition(".")
     name = rest.partition(".")[0]
     hiding = [folder / name for folder in _folders if _package(folder) == package and name in _OURS]
-    return (
-        f"correct the file, or rename {hiding[0]}, which hides this project's {name}" if hiding else "correct the file"
-    )
+    return "correct the file" + (f", or rename {hiding[0]}, which hides this project's {name}" if hiding else "")
 
 
 def _is_module(folder: Path, name: str) -> bool:
@@ -72,20 +69,14 @@ def _package(folder: Path) -> str:
     return _STANDS_FOR + str(folder).replace(".", "_")
 
 
-def _import(
-    name: str,
-    globals: Mapping[str, Any] | None = None,
-    locals: Mapping[str, Any] | None = None,
-    fromlist: Sequence[str] | None = (),
-    level: int = 0,
-) -> ModuleType:
+def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> ModuleType:
     """Import as Python does, but for a file of a user's folder take the folder's own module."""
     top = name.partition(".")[0]
     if level == 0 and top in _names and (file := (globals or {}).get("__file__")):
-        place = Path(file).absolute().parent.resolve()
+        place = Path(file).absolute().parent.resolve() / Path(file).name
         holders = [folder for folder in list(_folders) if place.is_relative_to(folder)]
         folder = max(holders, key=lambda folder: len(folder.parts), default=_CHECKOUT)
-        if top in _folders[folder] and _holds(folder, name, fromlist):
+        if top in _folders[folder] and place != folder / f"{top}.py" and _holds(folder, name, fromlist):
             package = _package(folder)
             module = _python_import(f"{package}.{name}", globals, locals, fromlist, 0)
             return module if fromlist else sys.modules[f"{package}.{top}"]

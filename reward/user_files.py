@@ -99,17 +99,13 @@ def _weight(text: str) -> float:
 
 
 def run_file(path: Path, name: str) -> ModuleType:
-    """Return the module of a file. What it imports is looked for in the file's own folder first.
-
-    Raises:
-        Exception: whatever importing the file raises.
-    """
+    """Return the module of a file. What it imports is looked for in the file's own folder first. Raises what it does."""
     spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
-    is_ours = path.absolute().is_relative_to(_GRPO)
-    with contextlib.nullcontext() if is_ours else first_on_path(path.absolute()):
+    folder = path.absolute().parent
+    with contextlib.nullcontext() if folder.is_relative_to(_GRPO) else first_on_path(folder):
         spec.loader.exec_module(module)
     return module
 
@@ -122,12 +118,7 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
 
 
 def load(path: Path) -> Callable[..., Any]:
-    """Return the function of a file, see :func:`run_file`.
-
-    Raises:
-        NoFunctionError: if the file does not define it.
-        Exception: whatever importing the file raises.
-    """
+    """Return the function of a file, see :func:`run_file`. Raises NoFunctionError without one, and what the file does."""
     module = run_file(path, f"reward_of_{path.stem}")
     function = getattr(module, FUNCTION, None)
     if not callable(function):

@@ -68,23 +68,13 @@ def list_values(gpus: int | None, is_tiny: bool, given: Mapping[str, Any]) -> Va
 
 
 def find_lack(gpus: int, of: str, values: Mapping[str, Any]) -> Problem | None:
-    """Return what is wrong if engines and actor need more GPUs than there are, with flags that fit all of them."""
+    """Return what is wrong if engines and actor need more GPUs than there are."""
     engines, ranks = (math.prod(values[name] for name in names) for names in (_OF_ENGINES, _OF_ACTOR))
-    is_shared = values["colocate_all_models"]
-    total = max(engines, ranks) if is_shared else engines + ranks
+    total = max(engines, ranks) if values["colocate_all_models"] else engines + ranks
     if total <= gpus or os.environ.get("RAY_ADDRESS"):
         return None
-    nodes, rollouts = values["actor_num_nodes"], values["rollout_batch_size"] * values["n_samples_per_prompt"]
-    micros = ((rollouts, "micro_rollout_batch_size"), (values["train_batch_size"], "micro_train_batch_size"))
-    largest = (engines if engines <= gpus else 0) if is_shared else gpus - engines
-    smallest = engines if is_shared else 1  # engines and actor that share GPUs have the same
-    for count in range(largest // nodes, 0, -1):
-        if count * nodes >= smallest and not any(size % (count * nodes * (values[name] or 1)) for size, name in micros):
-            remedy = f"set --actor_num_gpus_per_node {count}"
-            break
-    else:
-        box = max((size for size in BOXES if size <= gpus), default=1)
-        remedy = f"remove {', '.join(f'--{name}' for name in (*_OF_ENGINES, *_OF_ACTOR))}: --gpus {box} chooses them"
+    box = max((size for size in BOXES if size <= gpus), default=1)
+    remedy = f"remove {', '.join(f'--{name}' for name in (*_OF_ENGINES, *_OF_ACTOR))}: --gpus {box} chooses them"
     return Problem(f"engines ({engines}) and actor ({ranks}) need {total} GPUs of {gpus} ({of})", remedy)
 
 

@@ -137,6 +137,8 @@ def test_a_file_of_a_package_s_name_may_import_that_package(load):
     code = "from reward.answers import grade\n" + make_reward_code("late() + float(grade('\\\\boxed{7}', '7').correct)")
     late = "def late():\n    import reward.answers\n    return 1\n"
     assert load(reward=code + late)(*CALL)["rewards"] == 2.0
+    other_form = late.replace("import reward.answers", "from reward import answers")
+    assert load("1 0", reward=code + other_form, other=code + late)(*CALL)["rewards"] == 2.0
 
 
 def test_the_remedy_names_the_folder_that_hides_a_package_of_ours(tmp_path):

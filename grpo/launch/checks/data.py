@@ -37,11 +37,7 @@ class Record(NamedTuple):
 
 
 def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
-    """Read both data files, and check batch sizes with them.
-
-    Args:
-        is_missed: whether a .jsonl file that does not exist is a problem.
-    """
+    """Read both data files, and check batch sizes with them. Unless `is_missed`, .jsonl files may be elsewhere."""
     args = config.args
     read: dict[str, list[Record]] = {}
     for split, path in (("train", args.prompt_data), ("eval", args.eval_dataset)):

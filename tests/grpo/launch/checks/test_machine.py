@@ -25,7 +25,7 @@ H100 = Gpu("H100", 80 * GB, 0, "9.0")
 @pytest.mark.parametrize(
     ("gpus", "changes", "names"),
     [
-        ([H100] * 7, {}, "set --actor_num_gpus_per_node 2"),
+        ([H100] * 7, {}, "--actor_num_gpus_per_node: --gpus 4 chooses them"),
         ([H100] * 8, {"actor_num_gpus_per_node": 7}, "engines (4) and actor (7) need 11 GPUs of 8"),
         ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB, "9.0", index=7)], {}, "GPU 7"),
         ([Gpu("tiny", 100, 0, "9.0")] * 8, {"offload": None}, "of this machine)"),
