@@ -99,7 +99,7 @@ def _weight(text: str) -> float:
 
 
 def run_file(path: Path, name: str) -> ModuleType:
-    """Return the module of a file. What it imports is looked for in the file's own folder first. Raises what it does."""
+    """Return the module of a file. What it imports is looked for in its own folder first. Raises what it does."""
     spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -118,7 +118,7 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
 
 
 def load(path: Path) -> Callable[..., Any]:
-    """Return the function of a file, see :func:`run_file`. Raises NoFunctionError without one, and what the file does."""
+    """Return the function of a file, see :func:`run_file`. Raises NoFunctionError without one, or what it does."""
     module = run_file(path, f"reward_of_{path.stem}")
     function = getattr(module, FUNCTION, None)
     if not callable(function):
