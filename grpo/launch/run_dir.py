@@ -63,13 +63,9 @@ def _find_name(asked: Asked) -> str:
 
 
 def find_run(which: str) -> Path:
-    """Return the folder of the run to continue.
+    """Return a run directory, or that of "latest": the newest under runs/ that has not finished.
 
-    Args:
-        which: a run directory, or "latest": the newest under runs/ that has not finished.
-
-    Raises:
-        UserError: if there is no such run, or it belongs to another user.
+    Raises UserError if there is no such run, or it belongs to another user.
     """
     run = RunFiles(Path(which).absolute())
     if which == "latest":
@@ -90,10 +86,8 @@ def find_run(which: str) -> Path:
 def read_asked(folder: Path) -> Asked:
     """Return what a run was asked for so far: its flags from command.sh, and what set them from config.json.
 
-    Its own folders and date are left out: they follow from where it lies, and from its configuration.
-
-    Raises:
-        UserError: if another version made the run, or its files are damaged.
+    Its own folders and date are left out: they follow from where it lies, and from its configuration. Raises UserError
+    if another version made the run, or its files are damaged.
     """
     files = RunFiles(folder)
     record, words = files.read_config(), _read_words(files.command)

@@ -189,12 +189,9 @@ def _suggest_hold_out(config: Config) -> str:
 
 
 def _render(config: Config, read: Mapping[str, Sequence[Record]]) -> dict[str, list[Rendered]]:
-    """Return the prompts of each split as the engines get them.
+    """Return the prompts of each split as the engines get them. Raises UserError if they cannot be rendered.
 
     Their length is 0 where an environment renders them, and before the model is here.
-
-    Raises:
-        UserError: if they cannot be rendered.
     """
     args, prompts = config.args, [record.prompt for records in read.values() for record in records]
     rendered = [Rendered(0, str(prompt)) for prompt in prompts]
