@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains gpt-oss-120b with GRPO and LoRA on one node of 8 x 80 GB GPUs with 30 GB of host memory: two vLLM engines with
-# tensor parallelism 2 sample, and a DeepSpeed ZeRO-3 actor on four GPUs trains, all started by Ray. 100 steps take 3.6
-# hours if every response reaches the limit (calculated, not measured). `./train_grpo.sh --plan` prints memory, hours,
-# and cost of what stands here.
+# tensor parallelism 2 sample, and a DeepSpeed ZeRO-3 actor on four GPUs trains, all started by Ray.
+# 100 steps of the README's command take 4.0 hours if every response reaches the limit (calculated, not measured).
+# `./train_grpo.sh --plan` prints memory, hours, and cost of what stands here.
 #
 #   ./train_grpo.sh --tiny                            tiny gpt-oss without a GPU: 2 minutes on 2 cores, 8 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh      gpt-oss-120b on your problems

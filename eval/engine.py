@@ -113,6 +113,9 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         base = Architecture.from_config(model.config)
         ranks = {"lora_rank": adapter.rank, "expert_rank": adapter.find_expert_rank(base)}
         configuration = ranks | {"lora_scale": adapter.scale}
+    # Gloo prints a line for each connection of its ranks to stdout. If the engine does not start, nothing else comes.
+    stdout = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     llm = LLM(
         model=str(model.folder),
         dtype="bfloat16",
@@ -123,10 +126,12 @@ def start(model: Model, adapter: Adapter | None, options: Namespace, has_calls: 
         # The batch in which a cached prefix was computed differs from run to run, and so would its rounding: see
         # `draw`.
         enable_prefix_caching=has_calls,
+        use_tqdm_on_load=False,
         worker_extension_cls="grpo.lora.vllm_lora.AdapterWorker",
         additional_config=configuration,
         **arguments(sequences=options.batch),
     )
+    os.dup2(stdout, 1)
     if adapter:
         load_adapter(llm, adapter, base)
     return llm

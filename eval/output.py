@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from eval.problems import EvalProblem
 from grpo.run import records
 from grpo.run.records import Record
 from grpo.run.run_files import RunFiles
+from grpo.stack.command import printable
 from grpo.stack.json_files import numbered_rows, open_file, read_bytes, read_json, read_rows, replace, replace_rows
 from grpo.stack.problem import UserError
 from reward import equivalence
@@ -110,7 +112,10 @@ class Output:
         """
         free, existing = asyncio.Semaphore(at_once), len(self.samples)
         total = existing + len(self.missing)
-        with tqdm(total=total, initial=existing, desc=self.folder.name, unit=unit) as bar:
+        name, bars = printable(self.folder.name), sys.__stderr__  # sys.stderr prints no carriage returns
+        with tqdm(
+            total=total, initial=existing, desc=name, unit=unit, file=bars, disable=None
+        ) as bar:  # none in a pipe
 
             async def draw_one(problem: EvalProblem, number: int) -> None:
                 async with free:

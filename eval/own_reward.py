@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from eval.problems import EvalProblem
 from grpo.checkpoint.digests import digest_file
 from grpo.run.eval_metric import SCORE
@@ -103,4 +101,4 @@ def score(samples: Sequence[Record], files: Sequence[RewardFile]) -> list[Record
         }
 
     with ThreadPoolExecutor() as threads:
-        return list(tqdm(threads.map(one, samples), total=len(samples), desc="reward", unit="sample", leave=False))
+        return list(threads.map(one, samples))

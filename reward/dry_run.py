@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from reward import user_files
+from reward import beside, user_files
 from reward.user_files import ACCEPTED, ReturnError, read
 
 _EXAMPLE = f"define {user_files.FUNCTION}(queries, prompts, labels); docs/reward.md has an example"
@@ -31,9 +31,7 @@ def call_once(path: Path, sample: dict[str, Any] | None) -> dict[str, Any]:
     except user_files.NoFunctionError:
         return _error(f"has no function {user_files.FUNCTION}", _EXAMPLE)
     except (Exception, SystemExit) as error:
-        hidden = user_files.find_hidden(error, path.absolute().parent)
-        remedy = f"rename {hidden}, which a package here hides" if hidden else "correct the file"
-        return _error(f"cannot be imported: {locate_error(error, path)}", remedy)
+        return _error(f"cannot be imported: {locate_error(error, path)}", beside.remedy(error))
     signature = inspect.signature(function)
     try:
         signature.bind([], [], [])

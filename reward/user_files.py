@@ -5,29 +5,29 @@ GRPO_REWARD_WEIGHTS.
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.machinery
 import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from reward.beside import first_on_path
 from reward.settings import SettingsError
 
 VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
 FUNCTION = "reward_func"
 ACCEPTED = 'return a number, a list of numbers, or {"rewards": ..., "scores": ..., "extra_logs": {...}}'
 _KEYS = {"rewards", "scores", "extra_logs"}
-_CHECKOUT = Path(__file__).resolve().parents[1]
-# Files may import from our packages grpo and reward, which import each other by these names and so come first.
-_FIRST = ("grpo", "reward")
-_OURS = ("benchmarks", "data", "eval", "patches", "scripts", "tests")
+_LARGEST = 2**26  # bytes of a file
+_GRPO = Path(__file__).resolve().parents[1] / "grpo"
 
 
 class NoFunctionError(AttributeError):
@@ -54,7 +54,14 @@ def variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the sha256 of each file that exists, by its path."""
     paths = [file.path for file in from_environment(environ) if file.path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {str(path): hashlib.sha256(_read(path)).hexdigest() for path in paths}
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file of code. Raises OSError for one that is too large."""
+    if path.stat().st_size > _LARGEST:
+        raise OSError(errno.EFBIG, f"larger than {_LARGEST:,} bytes", str(path))
+    return path.read_bytes()
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile]:
@@ -91,42 +98,14 @@ def _weight(text: str) -> float:
     return weight
 
 
-@contextlib.contextmanager
-def _first_on_path(folder: Path) -> Iterator[None]:
-    """Look for modules in a folder first, even if they have the name of a package of ours. Afterwards it comes last."""
-    files = {name: (folder / f"{name}.py", folder / name / "__init__.py") for name in _OURS}
-    hidden = {name for name, places in files.items() if folder != _CHECKOUT and any(map(Path.is_file, places))}
-    ours = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in hidden}
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-        for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
-            del sys.modules[name]
-        sys.modules.update(ours)
-
-
-def find_hidden(error: BaseException, folder: Path) -> Path | None:
-    """Return the folder beside a file that one of our packages hides, if that is why an import failed."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
-    return folder / name if name in _FIRST and (folder / name).is_dir() else None
-
-
 def run_file(path: Path, name: str) -> ModuleType:
-    """Return the module of a file. What it imports is looked for in the file's own folder first.
-
-    Raises:
-        Exception: whatever importing the file raises.
-    """
+    """Return the module of a file. What it imports is looked for in its own folder first. Raises what it does."""
     spec = importlib.util.spec_from_file_location(name, path, loader=SourceLoader(name, str(path)))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
     folder = path.absolute().parent
-    with contextlib.nullcontext() if folder.is_relative_to(_CHECKOUT / "grpo") else _first_on_path(folder):
+    with contextlib.nullcontext() if folder.is_relative_to(_GRPO) else first_on_path(folder):
         spec.loader.exec_module(module)
     return module
 
@@ -135,16 +114,11 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
     """Compiles a file each time. Python takes its .pyc for current if the file has kept its second and its size."""
 
     def get_code(self, fullname: str) -> CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        return self.source_to_code(_read(Path(self.path)), self.path)
 
 
 def load(path: Path) -> Callable[..., Any]:
-    """Return the function of a file, see :func:`run_file`.
-
-    Raises:
-        NoFunctionError: if the file does not define it.
-        Exception: whatever importing the file raises.
-    """
+    """Return the function of a file, see :func:`run_file`. Raises NoFunctionError without one, or what it does."""
     module = run_file(path, f"reward_of_{path.stem}")
     function = getattr(module, FUNCTION, None)
     if not callable(function):

@@ -34,11 +34,7 @@ Read = Callable[[str], dict[str, torch.Tensor]]  # returns a parameter's tensors
 
 
 def whole_model(folder: Path) -> Model:
-    """Read a complete base model.
-
-    Raises:
-        UserError: with every fault.
-    """
+    """Read a complete base model. Raises UserError with every fault."""
     model = read(folder)
     faults = check(model)
     if faults:

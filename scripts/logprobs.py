@@ -38,11 +38,6 @@ def measure_gap(row: dict[str, Any]) -> float:
     return abs(row["engine"] - row["trainer"]) if both else 0.0
 
 
-def find_lowest(row: dict[str, Any]) -> float:
-    """Return the smaller log-prob of a token."""
-    return min(value for value in (row["engine"], row["trainer"], 0.0) if value is not None)
-
-
 def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield one line for each token."""
     yield "  step sample position   engine  trainer  text, with the token in >> <<"
@@ -66,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.apart:
         rows = sorted(filter(measure_gap, rows), key=measure_gap, reverse=True)
     else:
-        rows.sort(key=find_lowest)
+        rows.sort(key=lambda row: min(row["engine"] or 0.0, row["trainer"] or 0.0))
     if not rows:
         print(f"scripts.logprobs: no such tokens in {options.run_dir}: name a run with finished steps", file=sys.stderr)
         return 2

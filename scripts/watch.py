@@ -9,6 +9,7 @@ A "!" marks a value outside its healthy range; docs/metrics.md has the ranges an
 """
 
 import logging
+import shutil
 import signal
 import sys
 import time
@@ -128,12 +129,14 @@ def _rollouts(run: Run) -> list[RenderableType]:
     files = list(run.files.sample_files("step").items())
     if not files:
         return []
+    width = max(20, shutil.get_terminal_size().columns - 13)
     lines: list[RenderableType] = [_title(f"Rollouts of step {files[-1][0]}")]
     for row, why in list_extremes(read_samples(files[-1][1]))[:3]:
         lines.append(Text(why, "bold"))
         for name in ("prompt", "response"):
             text = command.printable(" ".join(MARKER.sub(" ", str(row.get(name, ""))[-2000:]).split()))
-            lines.append(Text(f"  {name:<9} {text[-160:]}", no_wrap=True, overflow="ellipsis"))
+            shown = text if len(text) <= width else f"…{text[-width:]}"
+            lines.append(Text(f"  {name:<9} {shown}", no_wrap=True, overflow="ellipsis"))
     return lines
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo.stack.problem import UserError
 from reward.answers import grade, parse_label
+from reward.beside import remedy
 from reward.user_files import run_file
 
 VERIFIERS = "verifiers:"  # begins the name of an environment of the verifiers package
@@ -193,7 +194,7 @@ def load(name: str) -> type[Environment]:
     except (Exception, SystemExit) as error:
         raise SetupError(
             f"ENVIRONMENT {path} cannot be imported ({type(error).__name__}: {error})",
-            "correct the file; import from grpo.environments what it extends",
+            f"{remedy(error)}; import from grpo.environments what it extends",
         ) from error
     kind = getattr(module, "Environment", None)
     if not (isinstance(kind, type) and issubclass(kind, Environment)) or kind is Environment:

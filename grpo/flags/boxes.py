@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.stack import checkout, machine
-from grpo.stack.problem import UserError
+from grpo.stack.problem import Problem
 
 Values = dict[str, Any]
 ENGINE_SHARE = 0.9  # of a GPU that an engine has alone
@@ -67,21 +67,21 @@ def list_values(gpus: int | None, is_tiny: bool, given: Mapping[str, Any]) -> Va
     return values
 
 
-def refuse_more(gpus: int, values: Mapping[str, Any]) -> None:
-    """Raise UserError if engines and actor need more GPUs than the box has."""
+def find_lack(gpus: int, of: str, values: Mapping[str, Any]) -> Problem | None:
+    """Return what is wrong if engines and actor need more GPUs than there are."""
     engines, ranks = (math.prod(values[name] for name in names) for names in (_OF_ENGINES, _OF_ACTOR))
-    is_shared = values["colocate_all_models"]
-    total = max(engines, ranks) if is_shared else engines + ranks
+    total = max(engines, ranks) if values["colocate_all_models"] else engines + ranks
     if total <= gpus or os.environ.get("RAY_ADDRESS"):
-        return
-    left = gpus if is_shared else gpus - engines
-    sizes = (values["rollout_batch_size"] * values["n_samples_per_prompt"], values["train_batch_size"])
-    fitting = next((count for count in range(left, 0, -1) if not any(size % count for size in sizes)), None)
-    remedy = f"set --actor_num_gpus_per_node {fitting}"
-    if fitting is None or engines > gpus:
-        remedy = f"lower --vllm_num_engines x --vllm_tensor_parallel_size to {gpus if is_shared else gpus - 1} or less"
-    what = f"engines ({engines}) and actor ({ranks}) need {total} GPUs of {gpus} (--gpus)"
-    raise UserError(what, remedy)
+        return None
+    box = max((size for size in BOXES if size <= gpus), default=1)
+    remedy = f"remove {', '.join(f'--{name}' for name in (*_OF_ENGINES, *_OF_ACTOR))}: --gpus {box} chooses them"
+    return Problem(f"engines ({engines}) and actor ({ranks}) need {total} GPUs of {gpus} ({of})", remedy)
+
+
+def find_lack_here(values: Mapping[str, Any]) -> Problem | None:
+    """Return what is wrong if this machine, and no cluster, has to have the GPUs, and has too few."""
+    here = "nvidia-smi, CUDA_VISIBLE_DEVICES"
+    return None if checkout.is_cpu_stack() else find_lack(len(machine.gpus()), here, values)
 
 
 def _choose_tiny_gpus() -> int | None:

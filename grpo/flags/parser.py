@@ -109,8 +109,9 @@ def fill(asked: Asked, words: Sequence[str], read_recorded: Callable[[str], Aske
     values = {name: value for name, value in (base | box | edits | user).items() if name not in OPTIONS}
     asked.values = {name: value for name, value in values.items() if value is not None}
     asked.sources = {name: sources[name] for name in values}
-    if asked.gpus:
-        boxes.refuse_more(asked.gpus, {action.dest: action.default for action in make_parser()._actions} | asked.values)
+    defaults = {action.dest: action.default for action in make_parser()._actions}
+    if asked.gpus and (lack := boxes.find_lack(asked.gpus, "--gpus", defaults | asked.values)):
+        raise UserError(lack.what, lack.remedy)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

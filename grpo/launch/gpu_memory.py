@@ -23,6 +23,7 @@ from grpo.model.footprint import IN_FLIGHT, Actor, Cache, count_padding, count_s
 from grpo.model.model_files import CheckpointError
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.stack import machine
+from grpo.stack.machine import Gpu
 
 ASSUMED_GB = 80
 MICRO_BATCHES = ("micro_train_batch_size", "micro_rollout_batch_size")
@@ -92,7 +93,7 @@ class Needs:
 def needs(config: Config, **changes: Any) -> Needs | None:
     """Return what the GPUs hold with other values of some flags; None for an unknown model, or one that CPUs train."""
     args = Namespace(**vars(config.args) | changes)
-    shape, of_engine = _architecture(args.pretrain), _architecture(args.engine_model)
+    shape, of_engine = find_architecture(args.pretrain), find_architecture(args.engine_model)
     if shape is None or of_engine is None or not is_for_gpus(shape):
         return None
     gpu, source = _find_gpu(args)
@@ -114,7 +115,13 @@ def needs(config: Config, **changes: Any) -> Needs | None:
     )
 
 
-def _architecture(name: str) -> Architecture | None:
+def find_gpu_of_marlin(shape: Architecture | None) -> Gpu | None:
+    """Return a GPU here for which vLLM takes Marlin's kernels in place of Triton's; None if none is known."""
+    gpus = machine.known_gpus() if shape and shape.mxfp4 else []
+    return next((gpu for gpu in gpus if not 9 <= float(gpu.capability) < 11), None)
+
+
+def find_architecture(name: str) -> Architecture | None:
     """Return the architecture of a model from its files, or as it is known of a released one."""
     try:
         return RELEASED.get(name) or Architecture.from_config(model_files.read_json(Path(name) / "config.json"))
@@ -140,10 +147,10 @@ def _count_branches(args: Namespace) -> int:
 
 def _list_engine_parts(args: Namespace, shape: Architecture) -> dict[str, int]:
     width = args.vllm_tensor_parallel_size
-    takes_marlin = any(not 9 <= float(gpu.capability) < 11 for gpu in machine.known_gpus())
+    padding = count_padding(shape, width) if find_gpu_of_marlin(shape) else 0
     parts = {
         "weights": sum(shape.actor_bytes(shape.mxfp4).values()) // width,
-        "padding of the experts, by Marlin": count_padding(shape, width) if takes_marlin and shape.mxfp4 else 0,
+        "padding of the experts, by Marlin": padding,
         "adapter, as a side path": count_side_path(shape, args, width),
         "buffers and activations (assumed)": int(_VLLM),
         "CUDA graphs (assumed)": 0 if args.enforce_eager else int(_GRAPHS),
@@ -202,7 +209,7 @@ def describe(config: Config) -> list[str]:
     at_once = f"{need.at_once} of the longest sequences at once, or one of {cached:,} tokens"
     then = "the engine drops its cache for the update" if need.sleeps else "both keep what they hold"
     if config.args.actor_shard == OF_ENGINE:
-        then += f"; one copy of the model needs compute capability {machine.SHARES_MODEL} (H100, H200)"
+        then += f"; one copy of the model needs compute capability {machine.name_models(machine.SHARES_MODEL)}"
     return [
         f"GPU memory  {size(need.gpu)} each ({need.source}); calculated, not measured",
         f"  actor     {size(need.actor_bytes)} on each of its {config.actor_ranks}, at micro-batches of {need.rows} x "

@@ -25,11 +25,7 @@ class RunJudge:
 def choose_judge(config: Config, may_stand_in: bool) -> RunJudge:
     """Return the judge that a configuration asks for, from this process's GRPO_* variables.
 
-    Args:
-        may_stand_in: whether a local server may answer if the key is missing.
-
-    Raises:
-        UserError: for invalid settings or an invalid key.
+    A local server may answer without a key if it `may_stand_in`. Raises UserError for invalid settings or keys.
     """
     try:
         base_url = settings.base_url()  # checked even without a judge: the run directory records it

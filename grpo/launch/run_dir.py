@@ -63,13 +63,9 @@ def _find_name(asked: Asked) -> str:
 
 
 def find_run(which: str) -> Path:
-    """Return the folder of the run to continue.
+    """Return a run directory, or that of "latest": the newest under runs/ that has not finished.
 
-    Args:
-        which: a run directory, or "latest": the newest under runs/ that has not finished.
-
-    Raises:
-        UserError: if there is no such run, or it belongs to another user.
+    Raises UserError if there is no such run, or it belongs to another user.
     """
     run = RunFiles(Path(which).absolute())
     if which == "latest":
@@ -80,7 +76,9 @@ def find_run(which: str) -> Path:
             raise UserError("runs/ has no run that has not finished", "name a run directory: --resume DIR")
         run = found
     elif not run.config.is_file():
-        raise UserError(f"{run.folder} is not a run directory: config.json is missing", "name a run directory")
+        above = next((folder for folder in run.folder.parents if RunFiles(folder).is_run()), None)
+        remedy = f"give {above}, which continues from its newest checkpoint" if above else "name a run directory"
+        raise UserError(f"{run.folder} is not a run directory: config.json is missing", remedy)
     run.refuse_another_owner()
     return run.folder
 
@@ -88,10 +86,8 @@ def find_run(which: str) -> Path:
 def read_asked(folder: Path) -> Asked:
     """Return what a run was asked for so far: its flags from command.sh, and what set them from config.json.
 
-    Its own folders and date are left out: they follow from where it lies, and from its configuration.
-
-    Raises:
-        UserError: if another version made the run, or its files are damaged.
+    Its own folders and date are left out: they follow from where it lies, and from its configuration. Raises UserError
+    if another version made the run, or its files are damaged.
     """
     files = RunFiles(folder)
     record, words = files.read_config(), _read_words(files.command)

@@ -137,7 +137,8 @@ class Progress:
         step = max([self.step, *saved_steps(ckpt_path)[-1:]])  # the last lines may be lost
         line = f"{format_count(step - self._before, 'step')} in {self.seconds() / 60:.1f} minutes"
         more = f", after {self._before} of earlier attempts" if self._before else ""
-        return [line + more, *self.results(run_dir, save_path, ckpt_path)]
+        unjudged = [f"parity       {self._waits.partition(':')[0]}; what was compared agrees"] if self._waits else []
+        return [line + more, *unjudged, *self.results(run_dir, save_path, ckpt_path)]
 
     def seconds(self) -> float:
         """Return the seconds of this attempt so far."""

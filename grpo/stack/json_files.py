@@ -32,14 +32,7 @@ def open_file(path: Path, mode: Literal["ab"]) -> BufferedWriter: ...
 @overload
 def open_file(path: Path, mode: Literal["rb"] = ...) -> BufferedReader: ...
 def open_file(path: Path, mode: str = "rb") -> BufferedWriter | BufferedReader:
-    """Open a regular file.
-
-    Args:
-        mode: "rb" or "ab".
-
-    Raises:
-        OSError: if it cannot be opened, or is no regular file.
-    """
+    """Open a regular file. Raises OSError if it cannot be opened, or is no regular file."""
     file: Any = open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o644))  # noqa: SIM115
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file

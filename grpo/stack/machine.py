@@ -24,6 +24,8 @@ _GROUP_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_f
 # Where vLLM's kernels compute experts as the model's files hold them. It takes Triton's for 9.0 and 10.0, and those for
 # 10.0 do not compile in this layout. Elsewhere it takes Marlin's, which rearrange the experts.
 SHARES_MODEL = "9.0"
+# GPU models by compute capability; docs/boxes.md says what each serves.
+MODELS = {"8.0": "A100", "8.9": "L40S, RTX 4090", "9.0": "H100, H200", "10.0": "B200"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ def gpus() -> list[Gpu]:
 def known_gpus() -> list[Gpu]:
     """Return the GPUs that a run can get here; [] on the CPU stack, and for a cluster, which has others."""
     return [] if is_cpu_stack() or os.environ.get("RAY_ADDRESS") else gpus()
+
+
+def name_models(*capabilities: str) -> str:
+    """Return these compute capabilities with the GPU models that have them."""
+    return " or ".join(f"{capability} ({MODELS[capability]})" for capability in capabilities)
 
 
 def find_gpu_that_cannot_share() -> Gpu | None:

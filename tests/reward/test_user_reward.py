@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -94,13 +95,60 @@ def test_a_module_beside_it_comes_before_a_package_of_ours(load, tmp_path):
     assert sys.path[0] != str(tmp_path) and sys.path[-1] == str(tmp_path)
 
 
-@pytest.mark.parametrize(("beside", "is_named"), [("reward/helper_of_mine.py", True), ("rewards.py", False)])
-def test_a_module_beside_it_that_our_package_hides_is_to_be_renamed(tmp_path, beside, is_named):
-    (tmp_path / beside).parent.mkdir(exist_ok=True)
-    (tmp_path / beside).write_text("")
-    (tmp_path / "mine.py").write_text("from reward import helper_of_mine\n")
+_LATE = """
+def reward_func(queries, prompts, labels):
+    import scripts.more.deep as deep, late_helper
+    from reward import helper_of_mine
+    return deep.WORTH + late_helper.find() + helper_of_mine.WORTH
+"""
+
+
+def test_an_import_when_it_is_called_finds_the_module_beside_it_too(load, tmp_path):
+    """In threads, from a helper, and beside our own imports of the same names."""
+    files = {
+        "scripts/more/deep.py": "from ..other import WORTH",
+        "scripts/other.py": "WORTH = 1",
+        "scripts/__init__.py": "",
+        "reward/helper_of_mine.py": "WORTH = 2",  # a package without __init__.py
+        "late_helper.py": "def find():\n    import data\n    return data.WORTH",
+        "data.py": "WORTH = 4",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    reward_func = load(mine="import reward.helper_of_mine\n" + _LATE)
+    with ThreadPoolExecutor(8) as threads:
+        paid = threads.map(lambda _: reward_func(*CALL)["rewards"], range(32))
+        ours = threads.map(lambda _: importlib.import_module("scripts.watch").__name__, range(32))
+    assert set(paid) == {7.0} and set(ours) == {"scripts.watch"}
+
+
+def test_each_of_two_files_finds_the_helper_beside_itself(load, tmp_path):
+    for name, worth in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper_of_both.py").write_text(f"WORTH = {worth}\n")
+    code = "from helper_of_both import WORTH\n" + make_reward_code("WORTH")
+    (tmp_path / "a" / "one.py").write_text(code)
+    (tmp_path / "b" / "two.py").write_text(code)
+    assert [user_files.load(tmp_path / name)(*CALL) for name in ("a/one.py", "b/two.py")] == [1, 2]
+
+
+def test_a_file_of_a_package_s_name_may_import_that_package(load):
+    code = "from reward.answers import grade\n" + make_reward_code("late() + float(grade('\\\\boxed{7}', '7').correct)")
+    late = "def late():\n    import reward.answers\n    return 1\n"
+    assert load(reward=code + late)(*CALL)["rewards"] == 2.0
+    other_form = late.replace("import reward.answers", "from reward import answers")
+    assert load("1 0", reward=code + other_form, other=code + late)(*CALL)["rewards"] == 2.0
+
+
+def test_the_remedy_names_the_folder_that_hides_a_package_of_ours(tmp_path):
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward" / "helper_of_mine.py").write_text("")
+    (tmp_path / "mine.py").write_text("from reward.answers import grade\nfrom reward import helper_of_mine\n")
+    assert call_once(tmp_path / "mine.py", None)["error"] == "has no function reward_func"
+    (tmp_path / "reward" / "__init__.py").write_text("")
     refused = call_once(tmp_path / "mine.py", None)
-    assert "helper_of_mine" in refused["error"] and (f"rename {tmp_path / 'reward'}" in refused["remedy"]) is is_named
+    assert "reward.answers" in refused["error"] and str(tmp_path / "reward") in refused["remedy"]
 
 
 def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
@@ -111,6 +159,16 @@ def test_an_edit_of_the_same_second_and_size_counts(tmp_path):
         os.utime(file, (1e9, 1e9))
         rewards.append(user_files.load(file)(*CALL))
     assert rewards == [0.25, 0.75]
+
+
+def test_a_file_of_impossible_size_is_not_read(tmp_path):
+    """Environments are loaded in this way, too."""
+    file = tmp_path / "sparse.py"
+    file.touch()
+    os.truncate(file, 2**40)
+    for look in (lambda: user_files.digests({"GRPO_REWARD_FILES": str(file)}), lambda: user_files.load(file)):
+        with pytest.raises(OSError, match=r"larger than .*sparse\.py"):
+            look()
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,17 @@ def test_a_run_that_has_ended_is_summed_up(make_run, capsys, code, state):
     assert "exact match  0.500 [0.400, 0.600] (n=18) at step 5" in text
 
 
+def test_a_long_text_ends_where_it_ends_and_says_that_it_begins_earlier(make_run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    run = make_run()
+    run.step(1)
+    (run.folder / "samples").mkdir(exist_ok=True)
+    row = SAMPLE | {"prompt": "word " * 100 + "the end"}
+    (run.folder / "samples" / "step_1.jsonl").write_text(json.dumps(row) + "\n")
+    [line] = {line.rstrip() for line in run_watch(capsys, run.folder, "--once").splitlines() if "  prompt " in line}
+    assert line.split()[1].startswith("…") and line.endswith("the end") and len(line) <= 90
+
+
 @pytest.mark.parametrize("text", ["\x1b[2J", "[bold red]x[/]", "a\nb", "\u202e", "字" * 300], ids=repr)
 def test_no_text_of_a_file_reaches_the_terminal_as_a_command(make_run, capsys, text):
     run = make_run()

@@ -56,6 +56,7 @@ def evaluate(*arguments: object, run=forked.run) -> tuple[list[dict], str]:
     words = make_command(*arguments)
     done = run(words, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "[Gloo]" not in done.stdout and "sample/s" not in done.stderr, "no bars in a pipe"
     return read_lines(Path(words[words.index("--out") + 1]) / "samples.jsonl"), done.stdout
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo.environments.settings import has_environment
+from grpo.flags import boxes
 from grpo.launch import rendering
 from grpo.launch.checks.model import can_format_chats
 from grpo.launch.config import Config
@@ -36,15 +37,11 @@ class Record(NamedTuple):
 
 
 def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
-    """Read both data files, and check batch sizes with them.
-
-    Args:
-        is_missed: whether a file that does not exist is a problem.
-    """
+    """Read both data files, and check batch sizes with them. Unless `is_missed`, .jsonl files may be elsewhere."""
     args = config.args
     read: dict[str, list[Record]] = {}
     for split, path in (("train", args.prompt_data), ("eval", args.eval_dataset)):
-        if not path or not (is_missed or Path(path).exists()):
+        if not path or not (is_missed or Path(path).exists() or Path(path).suffix != ".jsonl"):
             continue
         labels_of = split if uses_our_reward(config) and not has_environment(args) else None
         try:
@@ -53,7 +50,8 @@ def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
             is_held_out = "train" not in read or (Path(path).exists() and path != args.prompt_data)
             remedy = error.problem.remedy if is_held_out else _suggest_hold_out(config)
             yield Problem(f"{split.upper()}_DATA: {error.problem.what}", remedy)
-    yield from check_batches(config, len(read["train"]) if "train" in read else None)
+    if not (is_missed and boxes.find_lack_here(vars(args))):  # which changes the number of ranks
+        yield from check_batches(config, len(read["train"]) if "train" in read else None)
     try:
         rendered = _render(config, read)
     except UserError as error:
@@ -124,7 +122,10 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
     """
     args, ranks, rollouts = config.args, config.actor_ranks, config.rollouts_per_step
     fitting = _fit_sizes(args, ranks, prompts)
-    of_step = f"a global step has {rollouts} rollouts for {ranks} ranks: those with less work would wait forever"
+    of_step = (
+        f"of {config.gpus} GPUs, the actor has {ranks}, but a global step has {rollouts} rollouts: ranks with less "
+    )
+    of_step += "work would wait forever"
     if is_short := prompts is not None and prompts < args.rollout_batch_size:
         of_step = f"TRAIN_DATA has {format_count(prompts or 0, 'prompt')}, but a global step needs "
         of_step += f"{args.rollout_batch_size}"
@@ -188,12 +189,9 @@ def _suggest_hold_out(config: Config) -> str:
 
 
 def _render(config: Config, read: Mapping[str, Sequence[Record]]) -> dict[str, list[Rendered]]:
-    """Return the prompts of each split as the engines get them.
+    """Return the prompts of each split as the engines get them. Raises UserError if they cannot be rendered.
 
     Their length is 0 where an environment renders them, and before the model is here.
-
-    Raises:
-        UserError: if they cannot be rendered.
     """
     args, prompts = config.args, [record.prompt for records in read.values() for record in records]
     rendered = [Rendered(0, str(prompt)) for prompt in prompts]

@@ -9,14 +9,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from grpo.flags import boxes
 from grpo.flags.parser import make_parser
 from grpo.flags.upstream import make_words
+from grpo.launch import gpu_memory
 from grpo.launch.config import Config
 from grpo.launch.gpu_memory import Needs, find_longest, needs
 from grpo.launch.host_memory import LARGEST_ON_CPU
 from grpo.launch.plan import Plan, size
 from grpo.model import model_files
-from grpo.model.architecture import NO_SHARD, OF_ENGINE, PACKED, ZERO3
+from grpo.model.architecture import EXPERTS_TARGET, NO_SHARD, OF_ENGINE, PACKED, ZERO3
 from grpo.model.released import CONTEXT, RELEASED
 from grpo.run.run_files import RunFiles, step_name
 from grpo.stack import machine
@@ -37,18 +39,16 @@ def check_gpus(config: Config, plan: Plan) -> Iterator[Problem]:
     if is_cpu_stack():
         yield from _check_cpu_stack(config, plan)
     elif not os.environ.get("RAY_ADDRESS"):
-        gpus, fault = machine.gpus(), machine.find_gpu_fault()
-        if len(gpus) < config.gpus:
-            what = f"{config.gpus} GPUs are needed, {len(gpus)} are visible" + (f" (NVML: {fault})" if fault else "")
-            counts = "--vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node"
-            see = "see nvidia-smi and CUDA_VISIBLE_DEVICES"
-            yield Problem(what, f"use a smaller box (--gpus), or lower {counts}; {see}")
+        if lack := boxes.find_lack_here(vars(config.args)):
+            fault = machine.find_gpu_fault()
+            yield Problem(lack.what + f" (NVML: {fault})" * bool(fault), lack.remedy)
             return
-        for gpu in gpus[: config.gpus]:
+        for gpu in machine.gpus()[: config.gpus]:
             if gpu.used > machine.GB:
                 what = f"{size(gpu.used)} of GPU {gpu.index} are in use"
                 yield Problem(what, "see nvidia-smi; wait, or use other GPUs")
         yield from _check_driver()
+        yield from _check_models(config)
         yield from check_gpu_memory(config)
 
 
@@ -62,10 +62,26 @@ def _check_driver() -> Iterator[Problem]:
                 yield Problem(what, "update the driver; docs/boxes.md lists the least one of each stack")
 
 
+def _check_models(config: Config) -> Iterator[Problem]:
+    """Refuse GPU models that lack kernels. vLLM would, once it has loaded the model."""
+    old = [gpu for gpu in machine.gpus() if float(gpu.capability) < float(min(machine.MODELS, key=float))]
+    for name, capability in {gpu.name: gpu.capability for gpu in old}.items():
+        what = f"{name} has compute capability {capability}, for which vLLM has no kernels for bf16 and MXFP4"
+        yield Problem(what, f"use GPUs of {machine.name_models(*machine.MODELS)}")
+    shape = gpu_memory.find_architecture(config.args.engine_model)
+    marlin = gpu_memory.find_gpu_of_marlin(shape)
+    if marlin and not old and shape and shape.find_expert_rank(config.args):
+        what = f"an adapter of the experts needs Triton's kernels; for {marlin.name} ({marlin.capability}), vLLM takes "
+        remedy = f"remove {EXPERTS_TARGET} from --target_modules, or use GPUs of {machine.name_models(*FUSED)}"
+        yield Problem(f"{what}Marlin's", remedy)
+
+
 def _check_cpu_stack(config: Config, plan: Plan) -> Iterator[Problem]:
     """Refuse a model that is too large for CPUs, whether or not it is on this machine."""
     model, gpus = config.args.pretrain, len(machine.gpus())
     if model in RELEASED or (plan.model_bf16_bytes or 0) > LARGEST_ON_CPU:
+        if gpus and (lack := boxes.find_lack(gpus, "nvidia-smi, CUDA_VISIBLE_DEVICES", vars(config.args))):
+            yield lack
         what = f"MODEL {model} needs {format_count(config.gpus, 'GPU')}; there are {gpus}, and .venv has the CPU stack"
         install = "scripts/setup.sh --gpu installs the GPU stack"
         yield Problem(what, install if gpus else f"use a machine with GPUs, where {install}; or run with --tiny")
@@ -134,8 +150,8 @@ def check_gpu_memory(config: Config) -> Iterator[Problem]:
     gpu = machine.find_gpu_that_cannot_share()
     if gpu and args.actor_shard == OF_ENGINE:
         yield Problem(
-            f"--actor_shard engine needs GPUs of compute capability {machine.SHARES_MODEL} (H100, H200); {gpu.name} "
-            f"has {gpu.capability}, where vLLM arranges the experts in another way, or has no kernels for this one",
+            f"--actor_shard engine needs GPUs of compute capability {machine.name_models(machine.SHARES_MODEL)}; "
+            f"{gpu.name} has {gpu.capability}, where vLLM arranges the experts in another way, or lacks kernels",
             _find_remedy_of_copies(config),
         )
     elif need.peak > need.gpu:
@@ -216,9 +232,9 @@ def _find_first(config: Config, changes: list[Change], **also: Any) -> str:
 
 def warn_of_gpus() -> list[str]:
     """Return a line for each kind of GPU of this machine that has no fused grouped product."""
-    gpus = [] if is_cpu_stack() else machine.gpus()
+    gpus, fused = [] if is_cpu_stack() else machine.gpus(), machine.name_models(*FUSED)
     return [
-        f"WARNING: {name} (compute capability {capability}) has no fused grouped product, as {' and '.join(FUSED)} do: "
+        f"WARNING: {name} (compute capability {capability}) has no fused grouped product, as {fused}: "
         "PyTorch multiplies the actor's experts one by one. Steps are slower, with the same results"
         for name, capability in sorted({(gpu.name, gpu.capability) for gpu in gpus if gpu.capability not in FUSED})
     ]

@@ -24,11 +24,7 @@ from grpo.train.lengths import parse_stages
 
 
 def check_model(config: Config, is_missed: bool = True) -> Iterator[Problem]:
-    """Check the actor's and the engines' model, and the adapter. A released model that is not here has shapes.
-
-    Args:
-        is_missed: whether a model that is not here is a problem.
-    """
+    """Check models and adapter. Unless `is_missed`, one may be elsewhere: released ones have known shapes."""
     args = config.args
     models: dict[str, Model | None] = {}
     for variable, name in (("MODEL", args.pretrain), ("--engine_model", args.engine_model)):

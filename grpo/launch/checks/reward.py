@@ -97,12 +97,7 @@ def make_sample(chat: Any, label: Any) -> dict[str, Any]:
 
 
 def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) -> Iterator[Problem]:
-    """Call a function once, in a process of its own.
-
-    Args:
-        sample: of :func:`make_sample`; None to load the file and no more.
-        setting: what names the file.
-    """
+    """Call a function once, apart, on a :func:`make_sample`, or load its file and no more. A setting names the file."""
     result = _try(file, sample)
     taken = [name for name in result.get("logs", ()) if name in BY_NAME.keys() - OF_REWARDS]
     if "error" in result:

@@ -96,6 +96,9 @@ def write_checkpoint(folder: Path, mxfp4: bool = False, **changes: int) -> Path:
     return folder
 
 
+HELD_OUT = 218  # 18 of AIME, 200 of MATH
+
+
 def write_data(path: Path, count: int, first: int = 0) -> Path:
     """Write `count` records of a data file, with plain answers for labels."""
     numbers = range(first, first + count)
@@ -104,9 +107,10 @@ def write_data(path: Path, count: int, first: int = 0) -> Path:
     return path
 
 
-def write_aime(folder: Path) -> dict[str, Path]:
-    """Write as many problems as `data.prepare --source aime` does; return the flags that name them."""
-    return {"prompt_data": write_data(folder / "aime.jsonl", 72), "eval_dataset": write_data(folder / "held.jsonl", 18)}
+def write_recipe_data(folder: Path) -> dict[str, Path]:
+    """Write as many problems as the README's `data.prepare` does; return the flags that name them."""
+    held_out = write_data(folder / "held.jsonl", HELD_OUT)
+    return {"prompt_data": write_data(folder / "aime.jsonl", 72), "eval_dataset": held_out}
 
 
 def make_judge(**changes: float) -> RunJudge:

@@ -12,7 +12,8 @@ from grpo.launch.plan import make_plan
 from tests.docs.pages import get_page
 
 from .boxes import BOXES, LARGE, RECIPE
-from .conftest import make_judge, write_aime
+from .conftest import HELD_OUT, make_judge, write_recipe_data
+from .recipe import ROOT
 
 PUBLISHED = {4: 3.72e-3, 8: 4.05e-3, 16: 4.83e-3, 32: 5.82e-3, 64: 7.36e-3}  # InferenceX: one engine of 8 H100s
 LAYER = {"tokens": [4096, 16384], "train_s": [0.02, 0.08], "scores_s": [0.1, 0.4]}
@@ -29,8 +30,10 @@ def report(tmp_path, monkeypatch: pytest.MonkeyPatch):
 
 
 def plan_recipe(setting, model: str = LARGE, box: str = "8", **flags):
-    """The configuration of `train_grpo.sh` with AIME's 72 and 18 problems, and its plan."""
-    flags = DEFAULTS | BOXES[box] | write_aime(setting.folder) | {"pretrain": model, "engine_model": model} | flags
+    """The configuration of `train_grpo.sh` with as many problems as the README prepares, and its plan."""
+    flags = (
+        DEFAULTS | BOXES[box] | write_recipe_data(setting.folder) | {"pretrain": model, "engine_model": model} | flags
+    )
     config = gpu_memory.choose(setting.make_config(**flags))
     return config, make_plan(config)
 
@@ -44,27 +47,39 @@ def read_seconds(text: str) -> float:
     return float(text.partition(" s, if")[0].rpartition(" ")[2].replace(",", ""))
 
 
+def read_command() -> dict[str, int]:
+    """The flags of the README's command for GPUs."""
+    (found,) = re.findall(r"^\./train_grpo\.sh --steps (\d+) --eval_steps (\d+)$", get_page("README.md").text, re.M)
+    return {"max_steps": int(found[0]), "eval_steps": int(found[1])}
+
+
 @pytest.mark.parametrize("row", next(table for table in get_page("README.md").tables if table[0][1] == "GPUs")[1:])
 def test_the_readme_has_the_plans_numbers(setting, row: list[str]) -> None:
     model, gpus, host, longest, duration = (cell.replace(" ", "") for cell in row)
     box, _, size = gpus.removesuffix("GB").partition("x")
     shape = {"model": f"openai/gpt-oss-{model.partition(',')[0]}", "box": box, "gpu_gb": size}
-    config, plan = plan_recipe(setting, **shape, max_steps=100)
+    config, plan = plan_recipe(setting, **shape, **read_command())
     assert f"{plan.model_file_bytes / 1e9:.0f}GB" in model and host == f"{plan.host_bytes / 1e9:.0f}GB"
     limit = gpu_memory.find_longest(config)
     assert longest == f"{limit:,}"
     one = dict.fromkeys(gpu_memory.MICRO_BATCHES, 1)
     refused = map(str, check_gpu_memory(plan_recipe(setting, **shape, max_len=limit, **one)[0]))
     assert [what for what in refused if "an engine may use" not in what] == [], "the launcher accepts it"
-    assert f"hours       {duration.removesuffix('h')} for" in describe(setting, **shape, max_steps=100)
+    hours = duration.removesuffix("h")
+    assert f"hours       {hours} for 100 steps" in describe(setting, **shape, **read_command())
+    assert box != "8" or f"command take {hours} hours" in (ROOT / "train_grpo.sh").read_text()
 
 
-def test_the_readme_says_what_the_plain_command_costs(setting) -> None:
-    (line,) = [line for line in get_page("README.md").text.split("\n\n") if line.startswith("The default run")]
+def test_the_readme_says_what_its_command_costs(setting) -> None:
+    """The numbers of the paragraph: held-out problems, steps between evaluations, steps, calls, and tokens."""
+    (line,) = [line for line in get_page("README.md").text.split("\n\n") if line.startswith("The hours are those")]
     numbers = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,.]*\d", line)]
-    text = describe(setting)
-    tokens = [float(number) for number in re.findall(r"([\d.]+) million", text)]
-    assert numbers == [round(float(re.search(r"hours +([\d.]+)", text)[1])), 450, 28_800, *map(round, tokens)]
+    command = read_command()
+    text, all_steps = describe(setting, **command), describe(setting, eval_steps=command["eval_steps"])
+    tokens = [round(float(number)) for number in re.findall(r"([\d.]+) million", text)]
+    hours = re.search(r"hours +([\d.]+) for (\d+) steps", all_steps)
+    assert numbers[:3] == [HELD_OUT, command["eval_steps"], command["max_steps"]]
+    assert numbers[3:] == [6400, *tokens, float(hours[2]), float(hours[1])]
 
 
 def test_passes_are_those_that_were_published() -> None:

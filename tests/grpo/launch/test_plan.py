@@ -86,6 +86,12 @@ def test_a_model_that_is_not_here_is_to_be_downloaded_or_of_another_family(setti
             assert problem.remedy.startswith(remedy) and ("only gpt-oss" in problem.what) == (not remedy)
 
 
+@pytest.mark.parametrize(("name", "is_wrong"), [("a.csv", True), ("mine/data", True), ("a.jsonl", False)])
+def test_data_of_another_kind_is_refused_also_where_it_is_not(setting, name: str, is_wrong: bool) -> None:
+    problems = preflight.problems_anywhere(setting.make_config(prompt_data=f"/nowhere/{name}", eval_dataset=None))
+    assert [problem.what.startswith(f"TRAIN_DATA: /nowhere/{name} is not") for problem in problems] == [True] * is_wrong
+
+
 def test_a_new_loss_is_an_entry_of_the_table(setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LOSSES, "mine", Loss(lambda log_probs, *others: (-log_probs, {})))
     mine = {"policy_loss_type": "mine", "pretrain": SMALL}

@@ -163,6 +163,15 @@ def test_changes_of_judge_and_reward_are_named(setting, save, monkeypatch, tmp_p
     assert resume.find_changes(config, setting.run_dir)["--remote_rm_url"] == (str(own), "/b.py")
 
 
+def test_a_folder_of_a_run_is_refused_with_the_run(tmp_path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_3"
+    checkpoint.mkdir(parents=True)
+    for name in ("config.json", "command.sh"):
+        (tmp_path / "run" / name).touch()
+    with pytest.raises(UserError, match=f"give {tmp_path / 'run'},"):
+        run_dir.find_run(str(checkpoint))
+
+
 def test_latest_is_the_newest_run_that_has_not_finished_whatever_its_name(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_dir, "CHECKOUT", tmp_path)
     with pytest.raises(UserError, match="--resume DIR"):

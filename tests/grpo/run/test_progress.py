@@ -63,6 +63,8 @@ def test_a_comparison_that_waits_for_the_same_engines_is_shown_once(files) -> No
     for step, waits in enumerate(("engines 0 and 1", "engines 0 and 1", "engine 1", "")):
         append(files.folder / "parity.jsonl", row | {"step": step + 1, "waits": waits})
         shown.append(len(progress.poll()))
+        ended = "\n".join(progress.summary(files.folder, files.folder, files.folder))
+        assert (waits in ended) if waits else ("parity" not in ended), "a run that ends first says so"
     assert shown == [1, 0, 1, 1]
 
 

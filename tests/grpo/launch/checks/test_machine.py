@@ -13,8 +13,10 @@ from grpo.launch.checks.machine import check_gpus, warn_of_gpus
 from grpo.launch.plan import make_plan
 from grpo.run.run_files import RunFiles
 from grpo.stack import machine
+from grpo.stack.checkout import CHECKOUT
 from grpo.stack.machine import Gpu
 from grpo.stack.problem import UserError
+from tests.grpo.launch.boxes import LARGE
 
 GB = 10**9
 H100 = Gpu("H100", 80 * GB, 0, "9.0")
@@ -23,7 +25,8 @@ H100 = Gpu("H100", 80 * GB, 0, "9.0")
 @pytest.mark.parametrize(
     ("gpus", "changes", "names"),
     [
-        ([H100] * 7, {}, "--vllm_num_engines, --vllm_tensor_parallel_size or --actor_num_gpus_per_node"),
+        ([H100] * 7, {}, "--actor_num_gpus_per_node: --gpus 4 chooses them"),
+        ([H100] * 8, {"actor_num_gpus_per_node": 7}, "engines (4) and actor (7) need 11 GPUs of 8"),
         ([H100] * 7 + [Gpu("H100", 80 * GB, 30 * GB, "9.0", index=7)], {}, "GPU 7"),
         ([Gpu("tiny", 100, 0, "9.0")] * 8, {"offload": None}, "of this machine)"),
         ([H100] * 8, {}, None),
@@ -35,6 +38,35 @@ def test_gpus(setting, monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], changes
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     problems = setting.find_problems(**changes)
     assert problems == [] if names is None else names in problems[0]
+    assert not any("rollout_batch_size" in problem for problem in problems), "it depends on the number of ranks"
+
+
+@pytest.mark.parametrize(
+    ("capability", "targets", "names"),
+    [
+        ("7.5", ["q_proj"], "use GPUs of 8.0 (A100) or 8.9 (L40S, RTX 4090) or 9.0 (H100, H200) or 10.0 (B200)"),
+        ("8.0", ["q_proj", "experts"], "remove experts from --target_modules, or use GPUs of 9.0 (H100, H200)"),
+        ("12.0", ["experts"], "remove experts from --target_modules"),
+        ("8.0", ["q_proj"], None),
+        ("9.0", ["experts"], None),
+        ("10.0", ["experts"], None),
+    ],
+)
+def test_a_gpu_model_without_kernels_is_refused_and_those_with_them_are_named(
+    setting, monkeypatch, capability, targets, names
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [Gpu("T", 80 * GB, 0, capability)] * 8)
+    config = setting.make_config(pretrain=LARGE, target_modules=targets)
+    problems = [str(problem) for problem in check_gpus(config, make_plan(config))]
+    assert [names in problem for problem in problems] == [True] * (names is not None)
+
+
+def test_the_page_lists_the_gpu_models_that_refusals_name() -> None:
+    rows = [line for line in (CHECKOUT / "docs" / "boxes.md").read_text().splitlines() if line.startswith("| ")]
+    for capability, models in machine.MODELS.items():
+        for model in models.split(", "):
+            assert any(model in row.split("|")[1] and f"({capability})" in row.split("|")[1] for row in rows), model
 
 
 @pytest.mark.parametrize(
@@ -93,7 +125,7 @@ def test_folders_with_results_of_another_run_are_refused(setting, tmp_path: Path
     ("model", "count", "gpus", "remedy"),
     [
         ("openai/gpt-oss-120b", None, [], "--tiny"),
-        ("openai/gpt-oss-20b", None, [H100], "setup.sh --gpu"),
+        ("openai/gpt-oss-20b", None, [H100] * 8, "setup.sh --gpu"),
         ("/copy/of/it", 234 * GB, [], "--tiny"),
         ("/of/a/test", 10**7, [], None),
     ],
@@ -104,6 +136,12 @@ def test_large_model_is_rejected_on_the_cpu_stack(setting, monkeypatch, model, c
     problems = [str(problem) for problem in check_gpus(config, replace(make_plan(config), model_bf16_bytes=count))]
     assert len(problems) == (remedy is not None)
     assert all(f"MODEL {model}" in problem and remedy in problem.split("->")[1] for problem in problems)
+
+
+def test_too_few_gpus_are_named_before_a_stack_for_them_is_installed(setting, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: [H100] * 8)
+    first, second = setting.find_problems(pretrain="openai/gpt-oss-120b", actor_num_gpus_per_node=7)[:2]
+    assert "need 11 GPUs of 8" in first and "setup.sh --gpu" in second
 
 
 def test_a_cluster_to_join_has_to_answer(setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ ENOUGH = "that is enough<|end|><|start|>assistant<|channel|>final<|message|>"
         ({"generate_max_len": 30, "length_schedule": "14,30@20%"}, "begin with more than 14"),
         ({"generate_max_len": 30, "length_schedule": "7,30@20%"}, "begin with more than 14"),
         ({"generate_max_len": 30, "length_schedule": "14,30@2", "thinking_budget": 0}, None),
-        ({"length_schedule": "15,14"}, "nothing says when"),
+        ({"length_schedule": "15,14"}, "says when it begins"),
     ],
 )
 def test_budgets_must_fit_lengths_and_tokenizer(setting, changes: dict[str, object], what: str | None) -> None:
