@@ -87,7 +87,7 @@ GONE = {
     **dict.fromkeys(
         ("critic_learning_rate", "critic_num_gpus_per_node", "critic_num_nodes", "critic_pretrain"), _CRITIC
     ),
-    **dict.fromkeys(("critic_pretrain", "freezing_actor_steps", "lambd", "save_value_network", "value_clip"), _CRITIC),
+    **dict.fromkeys(("freezing_actor_steps", "lambd", "save_value_network", "value_clip"), _CRITIC),
     **dict.fromkeys(("reward_pretrain", "reward_num_nodes", "reward_num_gpus_per_node", "normalize_reward"), _REWARD),
     **dict.fromkeys(("value_head_prefix", "colocate_critic_reward"), _REWARD),
     **dict.fromkeys(("ptx_coef", "perf"), "nothing in OpenRLHF reads it"),

@@ -37,7 +37,7 @@ class Record(NamedTuple):
 
 
 def check_data(config: Config, is_missed: bool = True) -> Iterator[Problem]:
-    """Read both data files, and check batch sizes with them. Unless `is_missed`, .jsonl files may be elsewhere."""
+    """Read both data files, and check batch sizes with them. With `is_missed`, a missing file is a problem."""
     args = config.args
     read: dict[str, list[Record]] = {}
     for split, path in (("train", args.prompt_data), ("eval", args.eval_dataset)):

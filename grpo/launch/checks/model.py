@@ -24,7 +24,7 @@ from grpo.train.lengths import parse_stages
 
 
 def check_model(config: Config, is_missed: bool = True) -> Iterator[Problem]:
-    """Check models and adapter. Unless `is_missed`, one may be elsewhere: released ones have known shapes."""
+    """Check both models and the adapter. With `is_missed`, a model that is not here is a problem."""
     args = config.args
     models: dict[str, Model | None] = {}
     for variable, name in (("MODEL", args.pretrain), ("--engine_model", args.engine_model)):

@@ -97,7 +97,7 @@ def make_sample(chat: Any, label: Any) -> dict[str, Any]:
 
 
 def check_file(file: RewardFile, sample: dict[str, Any] | None, setting: str) -> Iterator[Problem]:
-    """Call a function once, apart, on a :func:`make_sample`, or load its file and no more. A setting names the file."""
+    """Call a reward on a sample in a process of its own; without a sample, only load its file."""
     result = _try(file, sample)
     taken = [name for name in result.get("logs", ()) if name in BY_NAME.keys() - OF_REWARDS]
     if "error" in result:
