@@ -77,5 +77,5 @@ EVAL_ARGS=(
 )
 
 [[ -x $checkout/scripts/launch.sh ]] || { echo "refused: edit the line checkout= of $0: it names the checkout of gptoss-grpo" >&2; exit 2; }
-exec "$checkout/scripts/launch.sh" "${MODEL_ARGS[@]}" "${PLACEMENT_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${REWARD_ARGS[@]}" \
-    "${GRPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${EVAL_ARGS[@]}" -- "$@"
+exec "$checkout/scripts/launch.sh" --script "${BASH_SOURCE[0]}" "${MODEL_ARGS[@]}" "${PLACEMENT_ARGS[@]}" \
+    "${ROLLOUT_ARGS[@]}" "${REWARD_ARGS[@]}" "${GRPO_ARGS[@]}" "${OPTIMIZER_ARGS[@]}" "${EVAL_ARGS[@]}" -- "$@"

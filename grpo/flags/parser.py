@@ -21,14 +21,14 @@ from grpo.stack.problem import UserError
 from grpo.stack.secrets import secrets
 
 Values = dict[str, Any]
-OPTIONS = ("mode", "tiny", "gpus", "run_dir", "resume", "held")  # of this start, not of the run
+OPTIONS = ("mode", "tiny", "gpus", "run_dir", "resume", "held", "script_file")  # of this start, not of the run
 SCRIPT, COMMAND_LINE, KEPT = "script", "command line", "kept: "
 # These follow from --run-dir and --resume, or get a folder and a key from the launcher.
 _REPLACED = ("run_dir", "resume_from", "save_path", "use_tensorboard", "use_wandb")
 # Files and folders: absolute, since a run may be resumed from another folder
 _PATHS = (
     *("pretrain", "engine_model", "adapter", "prompt_data", "eval_dataset", "remote_rm_url", "environment", "library"),
-    *("agent_func_path", "ckpt_path", "metrics_dir"),
+    *("agent_func_path", "ckpt_path", "metrics_dir", "script_file"),
 )
 
 
@@ -42,6 +42,8 @@ class Asked:
         script: the script's words; a resumed run finds by them which lines have changed.
         mode: run, check, plan, or dry-run.
         held: the file descriptor of the run's lock, from the launcher before a restart.
+        script_file: the script.
+        is_other_script: whether another script started the run that is resumed, so that lines of this one do not count.
     """
 
     values: Values
@@ -53,6 +55,8 @@ class Asked:
     run_dir: str | None = None
     resume: str | None = None
     held: int | None = None
+    script_file: str | None = None
+    is_other_script: bool = False
 
     def list_differences(self) -> dict[str, tuple[str, str, str]]:
         """Return what differs from the shipped recipe: flag -> (value, shipped value or default, source)."""
@@ -71,7 +75,9 @@ class Asked:
             f"{flag} {value or '(unset)'} (shipped: {before or 'unset'}; {source})"
             for flag, (value, before, source) in self.list_differences().items()
         ]
-        return [f"{'differs' if number == 0 else '':<12}{line}" for number, line in enumerate(lines)]
+        lines = [f"{'differs' if number == 0 else '':<12}{line}" for number, line in enumerate(lines)]
+        kept = f"{'kept':<12}the run's own flags: another script started it, so {self.script_file} does not count"
+        return [kept, *lines] if self.is_other_script else lines
 
 
 def fill(asked: Asked, words: Sequence[str], read_recorded: Callable[[str], Asked]) -> None:
@@ -94,6 +100,8 @@ def fill(asked: Asked, words: Sequence[str], read_recorded: Callable[[str], Aske
             raise UserError("--resume continues in its own folder", "remove --run-dir")
         before = read_recorded(asked.resume)
         base, reference = before.values, _parse_given(before.script)
+        if script and script.get("script_file") != reference.get("script_file"):
+            asked.is_other_script, script_words, script = True, before.script, reference
         base_sources = {name: f"{KEPT}{source.removeprefix(KEPT)}" for name, source in before.sources.items()}
         asked.tiny, asked.gpus = asked.tiny or before.tiny, asked.gpus or before.gpus
         asked.resume, asked.script = before.resume, script_words or before.script
@@ -171,6 +179,7 @@ def _add_options(group: argparse._ArgumentGroup) -> None:
     add("--resume", metavar="DIR", help="continue the run in DIR from its newest whole checkpoint, with its flags and "
         "those given now; latest is the newest run in runs/ that has not finished")
     add("--held", type=int, help=argparse.SUPPRESS)
+    add("--script", dest="script_file", help=argparse.SUPPRESS)
 # fmt: on
 
 

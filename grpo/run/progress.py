@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from grpo.run.eval_metric import get_name, get_value, is_whole, keep_last_eval_metric
 from grpo.run.run_files import LostWrites, RunFiles, has_step, saved_steps, step_name
+from grpo.stack.checkout import CHECKOUT
 from grpo.stack.command import format_count
 from grpo.stack.json_files import complete_rows, open_file, read_rest
 from grpo.stack.problem import UserError
@@ -259,7 +260,17 @@ def describe_continuation(run_dir: Path, ckpt_path: Path) -> str:
     """Return how to continue an unfinished run: the command, and where it starts."""
     steps = saved_steps(ckpt_path)
     then = f"continues after step {steps[-1]}" if steps else "starts at step 0: the run saved no checkpoint"
-    return f"{shlex.join(['./train_grpo.sh', '--resume', str(run_dir)])} {then}"
+    return f"{shlex.join([_find_script(run_dir), '--resume', str(run_dir)])} {then}"
+
+
+def _find_script(run_dir: Path) -> str:
+    """Return the script that started a run: lines of another one do not count at a resume."""
+    try:
+        words = RunFiles(run_dir).read_config().get("script") or []
+        script = Path(words[words.index("--script") + 1])
+    except (UserError, ValueError, IndexError, AttributeError):
+        script = CHECKOUT / "train_grpo.sh"
+    return f"./{script.name}" if script.parent == CHECKOUT else str(script)
 
 
 def find_adapter(save_path: Path, ckpt_path: Path) -> Path | None:

@@ -14,6 +14,7 @@ from grpo.flags.upstream import parse_given
 from grpo.launch import run_dir
 from grpo.launch.config import Config, resolve
 from grpo.launch.flags import make_trainer_words
+from grpo.run.progress import describe_continuation
 from grpo.stack.problem import UserError
 from tests.grpo.launch.recipe import ROOT, read_script
 
@@ -46,7 +47,7 @@ def resolve_run(asked: Asked, folder: Path) -> Config:
 
 
 def test_the_script_is_the_shipped_one() -> None:
-    assert parse_given(make_parser(), read_script()) == shipped_values()
+    assert parse_given(make_parser(), read_script()) == shipped_values() | {"script_file": str(ROOT / "train_grpo.sh")}
     assert ask().list_differences() == {}
     lines = [line.split("#")[0].strip() for line in (ROOT / "train_grpo.sh").read_text().splitlines()]
     flags = [line for line in lines if line.startswith("--")]
@@ -151,6 +152,21 @@ def test_a_resume_needs_no_repetition_and_newer_sources_win(tmp_path: Path) -> N
     fill(alone, ["--resume", str(run)], lambda folder: run_dir.read_asked(Path(folder)))  # a restart after a crash
     assert alone.values == second.values and alone.script == newer
     assert ask("--resume", str(run), script=newer).sources["seed"].count(parser.KEPT) == 1
+
+
+def test_lines_of_another_script_do_not_count_at_a_resume(tmp_path: Path) -> None:
+    """A copy's run lost its learning rate when train_grpo.sh resumed it, as the printed command said."""
+    copy, text = tmp_path / "my_task.sh", (ROOT / "train_grpo.sh").read_text()
+    text = re.sub("^checkout=.*", f"checkout={ROOT}", text, flags=re.MULTILINE)
+    copy.write_text(text.replace("--actor_learning_rate 1e-5", "--actor_learning_rate 7e-5"))
+    run = keep(tmp_path / "run", ask("--tiny", script=read_script(copy)))
+    resumed = ask("--resume", str(run), "--seed", "7")
+    assert resumed.values["actor_learning_rate"] == 7e-5 and resumed.values["seed"] == 7
+    assert "train_grpo.sh" in resumed.describe()[0] and resumed.script == read_script(copy)
+    copy.write_text(text.replace("--actor_learning_rate 1e-5", "--actor_learning_rate 6e-5"))
+    read_script.cache_clear()
+    assert ask("--resume", str(run), script=read_script(copy)).values["actor_learning_rate"] == 6e-5
+    assert f"{copy} --resume" in describe_continuation(run, tmp_path)
 
 
 def test_a_box_that_is_repeated_at_a_resume_undoes_nothing(tmp_path: Path) -> None:
