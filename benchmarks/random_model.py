@@ -35,13 +35,10 @@ def fill_(name: str, values: torch.Tensor, inputs: int, generator: torch.Generat
         values.normal_(0, 1 if "embed" in name else inputs**-0.5, generator=generator)
 
 
-class RandomWeights:
-    """Random values for a model, in place of a checkpoint's reader."""
-
-    def fill(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
-        """Fill a whole parameter."""
-        assert (start, out.numel()) == (0, shape.numel())
-        fill_(name, out, shape[-1])
+def fill_whole(name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
+    """Fill a whole parameter of a model, in place of a checkpoint's reader."""
+    assert (start, out.numel()) == (0, shape.numel())
+    fill_(name, out, shape[-1])
 
 
 def write_config(folder: Path, shape: Architecture) -> Any:
