@@ -50,8 +50,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = command.parser("eval.evaluate", __doc__)
     add = command_line.add_argument
-    model = "a gpt-oss model; without --adapter, any model that vLLM supports"
-    add("--model", required=True, help=model)
+    add("--model", required=True, help="a gpt-oss model; without --adapter, any model that vLLM supports")
     add("--adapter", type=Path, help="a LoRA adapter of attention or experts, in PEFT format")
     add("--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare")
     add("--n", type=int, default=8, help="samples per problem (default: 8)")
@@ -65,11 +64,9 @@ def parser() -> argparse.ArgumentParser:
     about_limit = f"length limit of a response (default: {limit}, that of train_grpo.sh)"
     add("--max-tokens", type=int, default=limit, help=about_limit)
     add("--seed", type=int, default=0, help="seed of all samples (default: 0)")
-    efforts = ("low", "medium", "high")
-    add("--reasoning-effort", choices=efforts, help="for the chat template (default: the template's)")
+    add("--reasoning-effort", choices=("low", "medium", "high"), help="for the chat template (default: the template's)")
     add("--template-variables", metavar="JSON", help="more variables for the chat template")
-    date = "YYYY-MM-DD, for templates that use it (default: today)"
-    add("--date", type=datetime.date.fromisoformat, help=date)
+    add("--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that use it (default: today)")
     like = "like --thinking_budget, --answer_budget and --thinking_delimiter in train_grpo.sh"
     add = command_line.add_argument_group("thinking budget", like).add_argument
     add("--thinking-budget", type=int, help="tokens after which the thinking is cut")
@@ -85,8 +82,7 @@ def parser() -> argparse.ArgumentParser:
     share = "share of each GPU's memory for the engine (default: 0.9)"
     add("--gpu-memory-utilization", type=float, default=0.9, help=share)
     add("--batch", type=int, help="samples computed at once (default: vLLM's)")
-    eager = "disable CUDA graphs, as in training"
-    add("--eager", action=argparse.BooleanOptionalAction, default=True, help=eager)
+    add("--eager", action=argparse.BooleanOptionalAction, default=True, help="disable CUDA graphs, as in training")
     return command_line
 
 
