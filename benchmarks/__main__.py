@@ -17,7 +17,7 @@ from typing import Any
 from grpo.stack import command
 
 SIZES = {  # of each benchmark: its options, with their defaults
-    "dequant": {"experts": 2, "shrink": 1, "repeat": 7},
+    "dequant": {"experts": 2, "repeat": 7},
     "save": {"ranks": 2, "layers": 8, "lora_rank": 64},
     "step": {"layers": 2, "experts": 4, "intermediate": 2880, "vocabulary": 32768, "tokens": 256, "repeat": 2},
     "sync": {"engines": 2, "tensor_parallel": 2, "layers": 36, "repeat": 3},

@@ -19,7 +19,7 @@ from benchmarks import parity
 from benchmarks.checks import Passed, Skipped, choose_device, note
 from benchmarks.engine_speed import Lengths, describe_times, start_engine
 from benchmarks.measure import measure_peak, time_in_turn
-from benchmarks.random_model import RandomWeights, write_config
+from benchmarks.random_model import fill_whole, write_config
 from grpo.model.architecture import ATTENTION_PROJECTIONS, NO_SHARD, OF_ENGINE, PACKED, Architecture
 from grpo.model.footprint import Actor
 from grpo.model.released import RELEASED
@@ -108,7 +108,7 @@ def build(shape: Architecture, device: torch.device, base: "MappedBase | None" =
     args: Any = SimpleNamespace(actor_shard=NO_SHARD, offload=False)
     zero.tune(config, args)
     of_files = AutoConfig.from_pretrained(folder / "model")
-    model = loading.build_gpt_oss(of_files, RandomWeights().fill, ds_config=config, sharded=False, base=base)
+    model = loading.build_gpt_oss(of_files, fill_whole, ds_config=config, sharded=False, base=base)
     model = parity.add_adapter(model, RANK, scale)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]

@@ -164,11 +164,7 @@ def _end_marked(mark: str) -> None:
     """End what a check has left. Ray's processes and vLLM's have sessions of their own, and outlive their parents."""
     memory: set[Path] = set()
     for signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):  # one may start another meanwhile
-        left = []
-        for process in psutil.process_iter():
-            with suppress(OSError, psutil.Error):  # it has ended, or is another user's
-                if f"{_MARK}={mark}".encode() in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                    left.append(process)
+        left = processes.find_marked(mark, _MARK)
         memory |= processes.find_shared_memory(process.pid for process in left)
         for process in left:
             with suppress(psutil.Error):

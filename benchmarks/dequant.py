@@ -16,13 +16,13 @@ _SHAPES = ((5760, 90), (2880, 90))  # output features, and groups of 32 input fe
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare both on some experts, whose sides `--shrink` divides."""
+    """Compare both on some experts."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     device, generator = torch.device(options.device), torch.Generator().manual_seed(0)
     packed = []
     for rows, groups in _SHAPES:
-        shape = (options.experts, rows // options.shrink, max(1, groups // options.shrink))
+        shape = (options.experts, rows, groups)
         blocks = torch.randint(256, (*shape, mxfp4.GROUP // 2), dtype=torch.uint8, generator=generator)
         scales = torch.randint(110, 126, shape, dtype=torch.uint8, generator=generator)  # 2**-17 to 2**-2
         packed.append((blocks.to(device), scales.to(device)))
@@ -38,6 +38,5 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     written = sum(result.nbytes for result in results) / 1e9
     rates = {name: written / seconds for name, seconds in time_in_turn(ways, options.repeat, device).items()}
     what = f"bf16 written by unpacking {options.experts} experts of gpt-oss-120b on {device}"
-    what += f", whose sides are divided by {options.shrink}" if options.shrink > 1 else ""
     details = {"written_mb": 1e3 * written, "copy_gb_per_s": rates["copy"]}
     return compare(what, "GB/s", rates["stock"], rates["ours"], details, higher_is_better=True)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from grpo.model.architecture import Architecture, is_packed
-from grpo.model.model_files import read_json
 from grpo.model.released import RELEASED
 
 FULL = RELEASED["openai/gpt-oss-120b"]
@@ -36,34 +35,24 @@ def fill_(name: str, values: torch.Tensor, inputs: int, generator: torch.Generat
         values.normal_(0, 1 if "embed" in name else inputs**-0.5, generator=generator)
 
 
-class RandomWeights:
-    """Random values for a model, in place of a checkpoint's reader."""
-
-    def fill(self, name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
-        """Fill a whole parameter."""
-        assert (start, out.numel()) == (0, shape.numel())
-        fill_(name, out, shape[-1])
+def fill_whole(name: str, shape: torch.Size, start: int, out: torch.Tensor) -> None:
+    """Fill a whole parameter of a model, in place of a checkpoint's reader."""
+    assert (start, out.numel()) == (0, shape.numel())
+    fill_(name, out, shape[-1])
 
 
 def write_config(folder: Path, shape: Architecture) -> Any:
     """Write configuration and tokenizer of a model without weights; return the tokenizer."""
-    from transformers import AutoTokenizer
-
-    from scripts.tiny_model.checkpoint import tiny_config, write_config, write_json
+    from scripts.tiny_model.checkpoint import tiny_config, write_config
     from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     config = tiny_config(shape.vocabulary)
     numbers = {key: value for key, value in shape.config().items() if type(value) is int}
     layers = [("sliding_attention", "full_attention")[layer % 2] for layer in range(shape.layers)]
     config.update(numbers | {"layer_types": layers, "sliding_window": 128})
-    write_config(folder, config, stop_ids=tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), pad_id=0)
-    if not shape.mxfp4:
-        written = read_json(folder / "config.json")
-        del written["quantization_config"]
-        write_json(folder / "config.json", written)
+    tokenizer = write_tokenizer(folder)
+    write_config(folder, config, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), pad_id=0, has_mxfp4=shape.mxfp4)
     return tokenizer
 
 

@@ -99,9 +99,9 @@ def _read(args: argparse.Namespace) -> tuple[list[Problem], list[dict[str, Any]]
 def _synthetic(split: str | None, args: argparse.Namespace) -> list[Problem]:
     """Return problems of the synthetic task, which determines their split itself."""
     return [
-        Problem(one.question, str(one.answer), "synthetic", name, location="synthetic")
+        Problem(question, str(answer), "synthetic", name, location="synthetic")
         for name, count in (("train", args.train_count), ("eval", args.eval_count))
-        for one in synthetic.distinct_problems(name, count)
+        for question, answer in synthetic.distinct_problems(name, count)
         if split in (None, name)
     ]
 

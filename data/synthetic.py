@@ -6,8 +6,6 @@ split, not the seed or the count.
 
 import hashlib
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from grpo.stack.problem import UserError
 
@@ -15,45 +13,22 @@ MAX_COUNT = 2000
 _EVAL_SHARE = 0.2
 
 
-@dataclass(frozen=True)
-class Calculation:
-    """`first operation second`: a number of two or three digits and one of two; the answer is 0 to 999."""
+def distinct_problems(split: str, count: int) -> list[tuple[str, int]]:
+    """Return the first `count` questions of a split with their answers.
 
-    operation: str
-    first: int
-    second: int
-
-    @property
-    def question(self) -> str:
-        return f"What is {self.first} {self.operation} {self.second}?"
-
-    @property
-    def answer(self) -> int:
-        return self.first + self.second if self.operation == "plus" else self.first - self.second
-
-    @property
-    def split(self) -> str:
-        return "eval" if hashlib.sha256(self.question.encode()).digest()[0] < 256 * _EVAL_SHARE else "train"
-
-
-def problems(split: str) -> Iterator[Calculation]:
-    """Yield endless problems of one split, the same in each call."""
-    rng = random.Random(f"{split} 0")
-    while True:
-        problem = Calculation(rng.choice(("plus", "minus")), rng.randrange(10, 1000), rng.randrange(10, 100))
-        if 0 <= problem.answer <= 999 and problem.split == split:
-            yield problem
-
-
-def distinct_problems(split: str, count: int) -> list[Calculation]:
-    """Return the first `count` different problems of `problems(split)`. Raises UserError for more than `MAX_COUNT`."""
+    A question has a number of two or three digits, then one of two. Raises UserError for more than `MAX_COUNT`.
+    """
     if count > MAX_COUNT:
         raise UserError(
             f"the synthetic task has {MAX_COUNT} problems of a split", "lower --train-count or --eval-count"
         )
-    chosen: dict[Calculation, None] = {}
-    for problem in problems(split):
-        if len(chosen) == count:
-            break
-        chosen[problem] = None
-    return list(chosen)
+    rng = random.Random(f"{split} 0")
+    chosen: dict[str, int] = {}
+    while len(chosen) < count:
+        operation, first, second = rng.choice(("plus", "minus")), rng.randrange(10, 1000), rng.randrange(10, 100)
+        question = f"What is {first} {operation} {second}?"
+        answer = first + second if operation == "plus" else first - second
+        is_eval = hashlib.sha256(question.encode()).digest()[0] < 256 * _EVAL_SHARE
+        if 0 <= answer <= 999 and is_eval == (split == "eval"):
+            chosen[question] = answer
+    return list(chosen.items())

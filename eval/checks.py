@@ -30,19 +30,6 @@ def check_options(options: Namespace) -> None:
             )
     if options.temperature == 0 and options.n > 1:
         raise UserError("--temperature 0 draws the same sample every time", "give --n 1, or a higher temperature")
-    _check_budgets(options)
-
-
-def _check_budgets(options: Namespace) -> None:
-    has_thinking, has_answer = options.thinking_budget is not None, options.answer_budget is not None
-    if has_thinking != has_answer:
-        raise UserError("--thinking-budget and --answer-budget only work together", "give both or neither")
-    if options.thinking_delimiter is not None and not has_thinking:
-        raise UserError(
-            "--thinking-delimiter has no effect without a budget", "add --thinking-budget and --answer-budget"
-        )
-    if has_thinking:
-        Budget(options.thinking_budget, options.answer_budget)
 
 
 def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budget] | None:
@@ -52,9 +39,16 @@ def check_thinking(options: Namespace, encode: Encode) -> tuple[Delimiter, Budge
         encode: the model's tokenizer, see :func:`grpo.rollout.thinking.delimiter`.
 
     Raises:
-        UserError: if the tokenizer cannot produce the delimiter, or the budgets do not fit in --max-tokens.
+        UserError: if an option lacks another one, the tokenizer cannot produce the delimiter, or the budgets do not
+            fit in --max-tokens.
     """
-    if options.thinking_budget is None:
+    has_thinking, has_answer = options.thinking_budget is not None, options.answer_budget is not None
+    if has_thinking != has_answer:
+        raise UserError("--thinking-budget and --answer-budget only work together", "give both or neither")
+    if not has_thinking:
+        if options.thinking_delimiter is not None:
+            remedy = "add --thinking-budget and --answer-budget"
+            raise UserError("--thinking-delimiter has no effect without a budget", remedy)
         return None
     made = delimiter(options.thinking_delimiter, encode)
     budget = Budget(options.thinking_budget, options.answer_budget)

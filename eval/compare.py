@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval import own_reward
 from eval.output import CONFIG, GRADES, read_config, read_records
 from grpo.run import estimators, run_state
 from grpo.run.eval_metric import EXACT_MATCH, NAMES, SCORE
@@ -132,7 +131,8 @@ def find_differences(a: Path, b: Path) -> list[str]:
     if not all((path / CONFIG).is_file() for path in (a, b)):
         return []
     configs = [read_config(path) for path in (a, b)]
-    old, new = (config["identity"] | {"reward": own_reward.identify_files(config)} for config in configs)
+    rewards = ([(one["sha256"], one["weight"]) for one in config.get("reward") or ()] for config in configs)
+    old, new = (config["identity"] | {"reward": files} for config, files in zip(configs, rewards, strict=True))
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     if "adapter_sha256" in names:
         names = [name for name in names if name != "adapter_scale"]

@@ -28,7 +28,6 @@ from eval.problems import Chat, EvalProblem, Reader, derive_seed, read_problems
 from eval.table import result_table
 from grpo.checkpoint import adapter_files, digests
 from grpo.checkpoint.adapter_files import Adapter
-from grpo.environments.environment import Environment
 from grpo.environments.retrieval import VARIABLE
 from grpo.flags.parser import get_default
 from grpo.model.model_files import Model
@@ -51,8 +50,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     command_line = command.parser("eval.evaluate", __doc__)
     add = command_line.add_argument
-    model = "a gpt-oss model; without --adapter, any model that vLLM supports"
-    add("--model", required=True, help=model)
+    add("--model", required=True, help="a gpt-oss model; without --adapter, any model that vLLM supports")
     add("--adapter", type=Path, help="a LoRA adapter of attention or experts, in PEFT format")
     add("--data", type=Path, required=True, help="problems: a .jsonl file from python -m data.prepare")
     add("--n", type=int, default=8, help="samples per problem (default: 8)")
@@ -66,11 +64,9 @@ def parser() -> argparse.ArgumentParser:
     about_limit = f"length limit of a response (default: {limit}, that of train_grpo.sh)"
     add("--max-tokens", type=int, default=limit, help=about_limit)
     add("--seed", type=int, default=0, help="seed of all samples (default: 0)")
-    efforts = ("low", "medium", "high")
-    add("--reasoning-effort", choices=efforts, help="for the chat template (default: the template's)")
+    add("--reasoning-effort", choices=("low", "medium", "high"), help="for the chat template (default: the template's)")
     add("--template-variables", metavar="JSON", help="more variables for the chat template")
-    date = "YYYY-MM-DD, for templates that use it (default: today)"
-    add("--date", type=datetime.date.fromisoformat, help=date)
+    add("--date", type=datetime.date.fromisoformat, help="YYYY-MM-DD, for templates that use it (default: today)")
     like = "like --thinking_budget, --answer_budget and --thinking_delimiter in train_grpo.sh"
     add = command_line.add_argument_group("thinking budget", like).add_argument
     add("--thinking-budget", type=int, help="tokens after which the thinking is cut")
@@ -86,8 +82,7 @@ def parser() -> argparse.ArgumentParser:
     share = "share of each GPU's memory for the engine (default: 0.9)"
     add("--gpu-memory-utilization", type=float, default=0.9, help=share)
     add("--batch", type=int, help="samples computed at once (default: vLLM's)")
-    eager = "disable CUDA graphs, as in training"
-    add("--eager", action=argparse.BooleanOptionalAction, default=True, help=eager)
+    add("--eager", action=argparse.BooleanOptionalAction, default=True, help="disable CUDA graphs, as in training")
     return command_line
 
 
@@ -120,7 +115,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if kind
         else check_length(prompts, options.max_tokens, options.max_model_len, model)
     )
-    setting = _setting(options, kind, chat, thinking) if kind else None
+    hold = harness.prepare(kind, options, chat, thinking) if kind else None
     ks = options.k or sorted({1, options.n})
     facts = {name: getattr(options, name) for name in ("limit", "batch", "gpu_memory_utilization")}
     facts |= {"adapter": options.adapter and str(options.adapter.resolve()), "data": str(options.data.resolve())}
@@ -129,8 +124,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if output.missing:
             from eval import engine  # imports torch
 
-            llm = engine.start(model, adapter, options, has_calls=bool(thinking or setting))
-            _draw(llm, options, chat, prompts, thinking, setting, output)
+            llm = engine.start(model, adapter, options, has_calls=bool(thinking or hold))
+            _draw(llm, options, chat, prompts, thinking, hold, output)
         return write_result(options.out)
 
 
@@ -168,7 +163,7 @@ def _draw(
     chat: Chat,
     prompts: dict[str, list[int]],
     thinking: tuple[Delimiter, Budget] | None,
-    setting: harness.Setting | None,
+    hold: harness.Hold | None,
     output: Output,
 ) -> None:
     """Draw the missing samples; in an environment, hold the missing conversations.
@@ -182,36 +177,15 @@ def _draw(
     looped: Any = engine.LoopedEngine(llm.llm_engine)
 
     async def one(problem: EvalProblem, number: int) -> dict[str, Any]:
-        if setting:
-            return await harness.hold_conversation(looped, setting, problem, number)
-        seed = derive_seed(options.seed, problem.id, number)
-        tokens, reason, logs = await engine.draw(looped, prompts[problem.id], seed, _sampling(options), thinking)
+        if hold:
+            return await hold(looped, problem, number)
+        seed, sampling = derive_seed(options.seed, problem.id, number), harness.read_sampling(options)
+        tokens, reason, logs = await engine.draw(looped, prompts[problem.id], seed, sampling, thinking)
         return {"seed": seed, **chat.record(tokens, reason, logs)}
 
     places = llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
-    at_once = places if setting or thinking else len(output.missing)
-    asyncio.run(output.draw(one, at_once, "conversation" if setting else "sample"))
-
-
-def _setting(
-    options: argparse.Namespace, kind: type[Environment], chat: Chat, thinking: tuple[Delimiter, Budget] | None
-) -> harness.Setting:
-    from grpo.rollout.harmony import template_for
-
-    return harness.Setting(
-        kind=kind,
-        limits=harness.read_limits(options),
-        template=template_for(chat.tokenizer, chat.variables),
-        tokenizer=chat.tokenizer,
-        sampling=_sampling(options),
-        max_length=options.max_model_len,
-        thinking=thinking,
-        seed=options.seed,
-    )
-
-
-def _sampling(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("temperature", "top_p", "max_tokens")}
+    at_once = places if hold or thinking else len(output.missing)
+    asyncio.run(output.draw(one, at_once, "conversation" if hold else "sample"))
 
 
 def main(argv: list[str] | None = None) -> int:

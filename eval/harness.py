@@ -4,24 +4,24 @@ import argparse
 import functools
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from eval.problems import EvalProblem, derive_seed
+from eval.problems import Chat, EvalProblem, derive_seed
 from grpo.environments.conversation import play
 from grpo.environments.environment import Environment, load
 from grpo.environments.retrieval import VARIABLE
 from grpo.environments.settings import RolloutLimits
 from grpo.flags.parser import get_default
 from grpo.launch.checks.own_code import NoAnswerError, call_apart
-from grpo.rollout.harmony import SAMPLED, Template
+from grpo.rollout.harmony import SAMPLED, template_for
 from grpo.rollout.response_text import decode_tokens
 from grpo.rollout.thinking import Budget, Delimiter
 from grpo.stack.problem import UserError
-from grpo.stack.upstream import Engine, FastTokenizer
+from grpo.stack.upstream import Engine
 
 LIMITS = ("turns", "seconds", "tool_seconds", "score_seconds")
+Hold = Callable[[Engine, EvalProblem, int], Awaitable[dict[str, Any]]]  # the conversation of a sample, by its number
 
 
 def add_limits(command_line: argparse.ArgumentParser) -> None:
@@ -32,14 +32,6 @@ def add_limits(command_line: argparse.ArgumentParser) -> None:
     group.add_argument("--seconds", default=get_default("rollout_seconds"), type=float, help="seconds per conversation")
     group.add_argument("--tool-seconds", default=get_default("tool_seconds"), type=float, help="seconds per tool call")
     group.add_argument("--score-seconds", default=get_default("score_seconds"), type=float, help="seconds per score")
-
-
-def read_limits(options: argparse.Namespace) -> RolloutLimits:
-    """Return the limits. Raises UserError for one that is not above 0."""
-    for name in LIMITS:
-        if not getattr(options, name) > 0:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give more than 0")
-    return RolloutLimits(options.turns, options.seconds, options.tool_seconds, options.score_seconds)
 
 
 def load_environment(name: str, library: str | None = None) -> type[Environment]:
@@ -53,51 +45,50 @@ def load_environment(name: str, library: str | None = None) -> type[Environment]
     return load(name)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What the conversations of an evaluation share.
+def read_sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the options say of each call of the model; max_tokens are those of a turn."""
+    return {name: getattr(options, name) for name in ("temperature", "top_p", "max_tokens")}
 
-    Attributes:
-        sampling: temperature, top_p, and max_tokens of a turn.
-        max_length: of the whole context, in tokens.
+
+def prepare(
+    kind: type[Environment], options: argparse.Namespace, chat: Chat, thinking: tuple[Delimiter, Budget] | None
+) -> Hold:
+    """Return a function that holds a conversation, and returns what it adds to its record: :mod:`grpo.run.records`.
+
+    Args:
         thinking: delimiter and budget of each turn; None for no budget.
-        seed: of the evaluation.
+
+    Raises:
+        UserError: for a limit that is not above 0, or a tokenizer that cannot render conversations.
     """
+    for name in LIMITS:
+        if not getattr(options, name) > 0:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(options, name):g}", "give more than 0")
+    limits = RolloutLimits(*(getattr(options, name) for name in LIMITS))
+    template = template_for(chat.tokenizer, chat.variables)
 
-    kind: type[Environment]
-    limits: RolloutLimits
-    template: Template
-    tokenizer: FastTokenizer
-    sampling: dict[str, Any]
-    max_length: int
-    thinking: tuple[Delimiter, Budget] | None
-    seed: int
+    async def hold(engine: Engine, problem: EvalProblem, number: int) -> dict[str, Any]:
+        from vllm import SamplingParams
 
+        from grpo.rollout.multi_turn import EnginePolicy
 
-async def hold_conversation(engine: Engine, setting: Setting, problem: EvalProblem, number: int) -> dict[str, Any]:
-    """Hold one conversation, and return what it adds to its record, see :mod:`grpo.run.records`."""
-    from vllm import SamplingParams
+        seed = derive_seed(options.seed, problem.id, number)
+        params = SamplingParams(**read_sampling(options), min_tokens=1, seed=seed)
+        policy = EnginePolicy(template, engine, params, options.max_model_len, thinking)
+        outcome, score = await play(functools.partial(kind, problem.prompt, problem.label), policy, limits)
+        numbers = {"reward": score.reward, "score": score.score, **outcome.logs(), **policy.logs(), **score.logs}
+        return {
+            "seed": seed,
+            **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
+            "ending": outcome.ending,
+            **({"error": outcome.fault} if outcome.fault else {}),
+            "response_length": policy.tokens,
+            "truncated": float(outcome.ending == "length"),
+            "messages": [{key: value for key, value in each.items() if key != SAMPLED} for each in outcome.messages],
+            "conversation": [decode_tokens(chat.tokenizer, row.tokens) for row in policy.history.rows],
+        }
 
-    from grpo.rollout.multi_turn import EnginePolicy
-
-    seed = derive_seed(setting.seed, problem.id, number)
-    params = SamplingParams(**setting.sampling, min_tokens=1, seed=seed)
-    policy = EnginePolicy(setting.template, engine, params, setting.max_length, setting.thinking)
-    make = functools.partial(setting.kind, problem.prompt, problem.label)
-    outcome, score = await play(make, policy, setting.limits)
-    texts = [decode_tokens(setting.tokenizer, row.tokens) for row in policy.history.rows]
-    numbers = {"reward": score.reward, "score": score.score, **outcome.logs(), **policy.logs(), **score.logs}
-    messages = [{key: value for key, value in each.items() if key != SAMPLED} for each in outcome.messages]
-    return {
-        "seed": seed,
-        **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
-        "ending": outcome.ending,
-        **({"error": outcome.fault} if outcome.fault else {}),
-        "response_length": policy.tokens,
-        "truncated": float(outcome.ending == "length"),
-        "messages": messages,
-        "conversation": texts,
-    }
+    return hold
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:

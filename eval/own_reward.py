@@ -71,11 +71,6 @@ def read_config(config: dict[str, Any]) -> list[RewardFile]:
     return [RewardFile(Path(one["path"]), float(one["weight"])) for one in config.get("reward") or ()]
 
 
-def identify_files(config: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return content and weight of each file, by which two evaluations are scored alike or not."""
-    return [(one["sha256"], one["weight"]) for one in config.get("reward") or ()]
-
-
 def score(samples: Sequence[Record], files: Sequence[RewardFile]) -> list[Record]:
     """Return the record of each sample with its score, without its text. As in a run, threads call the functions.
 

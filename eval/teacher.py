@@ -40,15 +40,13 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder of this evaluation")
     add("--k", type=int, nargs="+", help="values of k for pass@k (default: N)")
     add("--limit", type=int, help="use only the first LIMIT problems")
-    limit = "length limit of a reply, including thoughts (default: 32768)"
-    add("--max-tokens", type=int, default=32_768, help=limit)
+    add("--max-tokens", type=int, default=32_768, help="length limit of a reply, including thoughts (default: 32768)")
     deadline = "seconds per sample, including tries and waiting (default: 1800)"
     add("--deadline", type=float, default=1800.0, help=deadline)
     add("--tries", type=int, default=3, help="calls per sample (default: 3)")
     add("--requests-per-minute", type=int, default=60, help="your quota of requests (default: 60)")
     add("--concurrency", type=int, default=16, help="concurrent calls (default: 16)")
-    unanswered = "finish by counting samples without an answer as wrong"
-    add("--count-unanswered", action="store_true", help=unanswered)
+    add("--count-unanswered", action="store_true", help="finish by counting samples without an answer as wrong")
     return command_line
 
 
@@ -58,7 +56,17 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
     Raises:
         UserError: before anything is asked, with the remedy.
     """
-    chain_settings = _chain_settings(options)
+    counts = ("n", "limit", "max_tokens", "deadline", "tries", "requests_per_minute", "concurrency")
+    command.check_counts(options, counts)
+    chain_settings = settings.ChainSettings(
+        models=(options.model,),
+        tries=options.tries,
+        deadline=options.deadline,
+        call_timeout=options.deadline,
+        requests_per_window=options.requests_per_minute,
+        concurrency=options.concurrency,
+        max_output_tokens=options.max_tokens,
+    )
     try:
         key = settings.api_key()
         stand_in = os.environ.get(settings.STAND_IN_VARIABLE)
@@ -95,20 +103,6 @@ def run(options: argparse.Namespace) -> dict[str, Any] | None:
             if unanswered and not options.count_unanswered:
                 return None
         return write_result(options.out)
-
-
-def _chain_settings(options: argparse.Namespace) -> settings.ChainSettings:
-    counts = ("n", "limit", "max_tokens", "deadline", "tries", "requests_per_minute")
-    command.check_counts(options, (*counts, "concurrency"))
-    return settings.ChainSettings(
-        models=(options.model,),
-        tries=options.tries,
-        deadline=options.deadline,
-        call_timeout=options.deadline,
-        requests_per_window=options.requests_per_minute,
-        concurrency=options.concurrency,
-        max_output_tokens=options.max_tokens,
-    )
 
 
 async def _ask(chain: Chain, output: Output, at_once: int) -> dict[tuple[EvalProblem, int], str]:

@@ -18,7 +18,6 @@ of the update the merged model retains. Base and adapter served side by side ret
 """
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -47,6 +46,7 @@ from scripts.checkpoint_writer import (
     whole_model,
     write_aside,
     write_checkpoint,
+    write_json,
 )
 
 _IN_CARD = (
@@ -158,8 +158,7 @@ def export_adapter(base: Path, adapter_folder: Path, target: Path) -> Adapter:
     name = base_id(model.folder, adapter) or model.folder.name
     with write_aside(target, sum(tensor.nbytes for tensor in tensors.values())) as folder:
         adapter_files.save(folder, tensors, adapter.base)
-        config = json.dumps(adapter.config | {"base_model_name_or_path": name}, indent=2)
-        (folder / adapter_files.CONFIG).write_text(f"{config}\n", encoding="utf-8")
+        write_json(folder / adapter_files.CONFIG, adapter.config | {"base_model_name_or_path": name})
     return adapter
 
 

@@ -5,11 +5,12 @@ mixture of habits, of which only one is right, as in a base model. It knows the 
 arithmetic, but samples them unreliably; GRPO is there to improve that. The code of this training is in the git history.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, GptOssConfig
+from transformers import GptOssConfig
 
 from scripts.checkpoint_writer import write_json
 from scripts.tiny_model.tokenizer import STOP_TOKENS, write_tokenizer
@@ -26,15 +27,19 @@ QUANTIZATION_CONFIG = {
     ],
     "quant_method": "mxfp4",
 }
+# What the real config.json has even if it is transformers' default.
+_ALSO_DEFAULTS = (
+    "attention_bias", "attention_dropout", "head_dim", "hidden_act", "layer_types", "max_position_embeddings",
+    "num_experts_per_tok", "num_key_value_heads", "output_router_logits", "rms_norm_eps", "router_aux_loss_coef",
+    "sliding_window", "tie_word_embeddings", "use_cache", "vocab_size",
+)  # fmt: skip
 
 
 def write_model(directory: Path) -> None:
     """Write a whole checkpoint: tokenizer, settings, and the trained tensors in shards."""
-    write_tokenizer(directory)
-    tokenizer, tensors = AutoTokenizer.from_pretrained(directory), load_file(WEIGHTS)
-    stop_ids = tokenizer.convert_tokens_to_ids(list(STOP_TOKENS))
-    rows = len(tensors["model.embed_tokens.weight"])
-    write_config(directory, tiny_config(rows), stop_ids, tokenizer.pad_token_id)
+    tokenizer, tensors = write_tokenizer(directory), load_file(WEIGHTS)
+    config = tiny_config(len(tensors["model.embed_tokens.weight"]))
+    write_config(directory, config, tokenizer.convert_tokens_to_ids(list(STOP_TOKENS)), tokenizer.pad_token_id)
     save_torch_state_dict(dict(sorted(tensors.items())), directory, max_shard_size=SHARD_BYTES)
 
 
@@ -70,37 +75,25 @@ def tiny_config(vocab_size: int) -> GptOssConfig:
     )
 
 
-def write_config(directory: Path, config: GptOssConfig, stop_ids: list[int], pad_id: int) -> None:
+def write_config(
+    directory: Path, config: GptOssConfig, stop_ids: Sequence[int], pad_id: int, has_mxfp4: bool = True
+) -> None:
     """Write config.json and generation_config.json with the keys of the real files."""
     # transformers 4 has the two as the files do, 5 has one attribute for both.
     scaling = dict(getattr(config, "rope_parameters", None) or config.rope_scaling)
     theta = scaling.pop("rope_theta", None) or config.rope_theta
-    content = config.to_diff_dict() | {
+    content = config.to_diff_dict() | {name: getattr(config, name) for name in _ALSO_DEFAULTS}
+    content |= {
         "architectures": ["GptOssForCausalLM"],
-        "attention_bias": True,
-        "attention_dropout": 0.0,
         "eos_token_id": stop_ids[0],
         "experts_per_token": config.num_experts_per_tok,
-        "head_dim": config.head_dim,
-        "hidden_act": config.hidden_act,
         "initial_context_length": scaling["original_max_position_embeddings"],
-        "layer_types": config.layer_types,
-        "max_position_embeddings": config.max_position_embeddings,
-        "num_experts_per_tok": config.num_experts_per_tok,
-        "num_key_value_heads": config.num_key_value_heads,
-        "output_router_logits": False,
         "pad_token_id": pad_id,
-        "quantization_config": QUANTIZATION_CONFIG,
-        "rms_norm_eps": config.rms_norm_eps,
         "rope_scaling": scaling,
         "rope_theta": theta,
-        "router_aux_loss_coef": config.router_aux_loss_coef,
-        "sliding_window": config.sliding_window,
         "swiglu_limit": 7.0,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "vocab_size": config.vocab_size,
     }
+    content |= {"quantization_config": QUANTIZATION_CONFIG} if has_mxfp4 else {}
     for name in ("dtype", "rope_parameters"):
         content.pop(name, None)
     write_json(directory / "config.json", dict(sorted(content.items())))

@@ -7,10 +7,10 @@ response format (https://cookbook.openai.com/articles/openai-harmony). It names 
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
-from scripts.checkpoint_writer import write_json
+from transformers import PreTrainedTokenizerFast
 
 # The order of the ids follows gpt-oss, including the reserved ids between them.
 SPECIAL_TOKENS = (
@@ -95,22 +95,11 @@ def _merge(parts: list[str], merges: dict[tuple[str, str], int]) -> list[str]:
         parts = [*parts[:i], parts[i] + parts[i + 1], *parts[i + 2 :]]
 
 
-def write_tokenizer(directory: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja."""
-    tokenizer = build_tokenizer()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    names = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
-    plain = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
-    added = {str(tokenizer.token_to_id(token)): {"content": token, **plain} for token in SPECIAL_TOKENS}
-    config = {
-        "added_tokens_decoder": added,
-        **names,
-        "clean_up_tokenization_spaces": False,
-        "extra_special_tokens": {},
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": 131072,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
-    write_json(directory / "tokenizer_config.json", config)
-    write_json(directory / "special_tokens_map.json", names)
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+def write_tokenizer(directory: Path) -> Any:
+    """Write the tokenizer with its chat template, as transformers does; return it."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=build_tokenizer(), chat_template=CHAT_TEMPLATE, bos_token=BOS, eos_token=EOS, pad_token=PAD,
+        clean_up_tokenization_spaces=False, model_max_length=131072,
+    )  # fmt: skip
+    tokenizer.save_pretrained(directory)
+    return tokenizer

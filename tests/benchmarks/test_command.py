@@ -13,7 +13,7 @@ from grpo.model import mxfp4
 from grpo.stack.checkout import CHECKOUT
 from tests import forked
 
-TINY = ("--experts", "1", "--repeat", "1", "--shrink", "45")
+TINY = ("--experts", "1", "--repeat", "1")
 FIELDS = {"name", "what", "unit", "higher_is_better", "stock", "ours", "ratio", "details"}
 
 
@@ -21,8 +21,8 @@ def test_dequant_prints_one_json_object_or_a_table(capsys) -> None:
     assert bench.main(["dequant", "--json", *TINY]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report) == FIELDS and report["ratio"] == pytest.approx(report["ours"] / report["stock"])
-    # One expert of 128 and 64 output features and of 2 groups of 32, in two bytes each.
-    assert report["details"]["written_mb"] == pytest.approx(2 * (128 + 64) * 2 * 32 / 1e6)
+    # One expert of 5760 and 2880 output features and of 90 groups of 32, in two bytes each.
+    assert report["details"]["written_mb"] == pytest.approx(2 * (5760 + 2880) * 90 * 32 / 1e6)
     assert bench.main(["dequant", *TINY]) == 0
     table = capsys.readouterr().out
     assert all(word in table for word in ("stock", "ours", "ratio", "copy_gb_per_s"))

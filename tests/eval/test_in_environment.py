@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from argparse import Namespace
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
-from eval.harness import Setting, hold_conversation
+from eval.harness import prepare
 from eval.problems import EvalProblem, derive_seed
 from grpo.environments.environment import SingleAnswer
 from grpo.rollout.harmony import SAMPLED, template_for
@@ -17,28 +20,20 @@ PROBLEM = EvalProblem("p", "where?", "42", "made")
 SEARCH = '<|channel|>commentary to=functions.search json<|message|>{"query": "x"}<|call|>'
 FINAL = "<|channel|>final<|message|>{}<|return|>"
 ANSWER = FINAL.format("42")
+TEMPLATE = template_for(TOKENIZER)
 
 
-def make_setting(kind=Library, **changes) -> Setting:
-    tokenizer = TOKENIZER
-    settings = {
-        "kind": kind, "limits": LIMITS, "template": template_for(tokenizer), "tokenizer": tokenizer,
-        "sampling": {"temperature": 1.0, "top_p": 1.0, "max_tokens": 200}, "max_length": 4000, "thinking": None,
-        "seed": 5,
-    }  # fmt: skip
-    return Setting(**{**settings, **changes})
-
-
-def hold_turns(setting: Setting, *turns: str, number: int = 0) -> tuple[dict, ScriptedEngine]:
-    engine = ScriptedEngine(setting.template.codec, list(turns))
-    return asyncio.run(hold_conversation(engine, setting, PROBLEM, number)), engine
+def hold_turns(*turns: str, kind=Library, number: int = 0) -> tuple[dict, ScriptedEngine]:
+    options = Namespace(temperature=1.0, top_p=1.0, max_tokens=200, max_model_len=4000, seed=5, **asdict(LIMITS))
+    hold = prepare(kind, options, SimpleNamespace(tokenizer=TOKENIZER, variables={}), None)
+    engine = ScriptedEngine(TEMPLATE.codec, list(turns))
+    return asyncio.run(hold(engine, PROBLEM, number)), engine
 
 
 def test_tokens_and_numbers_are_those_of_a_training_rollout():
-    given = make_setting()
-    record, engine = hold_turns(given, SEARCH, ANSWER, number=3)
-    again = ScriptedEngine(given.template.codec, [SEARCH, ANSWER])
-    policy = EnginePolicy(given.template, again, make_params(seed=derive_seed(5, "p", 3)), 4000)
+    record, engine = hold_turns(SEARCH, ANSWER, number=3)
+    again = ScriptedEngine(TEMPLATE.codec, [SEARCH, ANSWER])
+    policy = EnginePolicy(TEMPLATE, again, make_params(seed=derive_seed(5, "p", 3)), 4000)
     outcome, response = asyncio.run(roll_out(lambda: Library("where?", "42"), policy, LIMITS, 4))
     assert engine.calls == again.calls and [one.seed for one in engine.params] == [one.seed for one in again.params]
     said = [{key: value for key, value in message.items() if key != SAMPLED} for message in outcome.messages]
@@ -49,11 +44,11 @@ def test_tokens_and_numbers_are_those_of_a_training_rollout():
 
 
 def test_the_conversation_is_kept_as_text():
-    record, _ = hold_turns(make_setting(), SEARCH, ANSWER)
+    record, _ = hold_turns(SEARCH, ANSWER)
     (text,) = record["conversation"]
     assert text.count("to=functions.search") == 1 and "there x" in text and text.endswith(ANSWER)
 
 
 @pytest.mark.parametrize(("answer", "score"), [("\\boxed{42}", 1.0), ("\\boxed{41}", 0.0)])
 def test_single_answers_are_graded(answer, score):
-    assert hold_turns(make_setting(SingleAnswer), FINAL.format(answer))[0]["score"] == score
+    assert hold_turns(FINAL.format(answer), kind=SingleAnswer)[0]["score"] == score

@@ -52,18 +52,13 @@ class Exercise:
 
 def exercises(split: str) -> list[Exercise]:
     """Return the exercises of a split, "train" or "eval"; the splits share no problem."""
-    signs = {"plus": "+", "minus": "-"}
-    return [
-        Exercise(
-            problem.question,
-            problem.answer,
-            "<|channel|>analysis to=python code<|message|>"
-            f"{problem.first}{signs[problem.operation]}{problem.second}<|call|>",
-            f"{problem.answer}\n",
-            problem.first,
-        )
-        for problem in distinct_problems(split, TRAIN if split == "train" else EVAL)
-    ]
+    made = []
+    for question, answer in distinct_problems(split, TRAIN if split == "train" else EVAL):
+        _, _, first, operation, second = question.rstrip("?").split()
+        sum_ = first + {"plus": "+", "minus": "-"}[operation] + second
+        call = f"<|channel|>analysis to=python code<|message|>{sum_}<|call|>"
+        made.append(Exercise(question, answer, call, f"{answer}\n", int(first)))
+    return made
 
 
 def rows(split: str) -> list[dict[str, str]]:

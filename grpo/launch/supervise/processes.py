@@ -93,9 +93,9 @@ def reap_orphans(kept: Iterable[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def find_marked(run_id: str) -> set[psutil.Process]:
+def find_marked(run_id: str, variable: str = RUN_ID_VARIABLE) -> set[psutil.Process]:
     """Return the processes whose environment names this run. Other users' processes are unreadable and not ours."""
-    needle, found = f"{RUN_ID_VARIABLE}={run_id}".encode(), set()
+    needle, found = f"{variable}={run_id}".encode(), set()
     for pid in psutil.pids():  # Process.environ would stop at the empty entry of a process that rewrote its title
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if needle in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
