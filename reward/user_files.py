@@ -4,7 +4,6 @@
 GRPO_REWARD_WEIGHTS.
 """
 
-import contextlib
 import errno
 import hashlib
 import importlib.machinery
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from reward.beside import first_on_path
+from reward import beside
 from reward.settings import SettingsError
 
 VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
@@ -104,9 +103,9 @@ def run_file(path: Path, name: str) -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
-    folder = path.absolute().parent
-    with contextlib.nullcontext() if folder.is_relative_to(_GRPO) else first_on_path(folder):
-        spec.loader.exec_module(module)
+    if not (folder := path.absolute().parent).is_relative_to(_GRPO):
+        beside.add(folder)
+    spec.loader.exec_module(module)
     return module
 
 
