@@ -27,7 +27,7 @@ _ADDRESS = re.compile(
 
 
 class SettingsError(ValueError):
-    """An invalid setting: the variable and what is wrong with it, and what to do about it."""
+    """An invalid setting or label: what is wrong with it, and what to do about it."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what, remedy)  # both, so that the error can be pickled
