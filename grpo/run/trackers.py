@@ -107,7 +107,8 @@ def _page(service: str, args: Arguments) -> Iterator[Send]:
     file = getattr(RunFiles(Path(args.run_dir)), service)
     page: dict[str, Any] = read_json(file) if file.exists() else {"id": uuid.uuid4().hex}
     replace(file, json.dumps(page))
-    options = {"project": args.wandb_project, "resume": "allow", "config": secrets.drop_wandb_key(args)}
+    shown = {name: value for name, value in vars(args).items() if name != "use_wandb"}  # which may be the key
+    options = {"project": args.wandb_project, "resume": "allow", "config": shown}
     if is_wandb:
         options |= {"name": args.wandb_run_name, "id": page["id"], "dir": args.run_dir}
         options |= {"entity": args.wandb_org, "group": args.wandb_group}
