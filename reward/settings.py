@@ -80,8 +80,7 @@ def find_off_setting() -> str | None:
 def from_environment(is_stand_in: bool = False) -> JudgeSettings | None:
     """Return the settings, None if the judge is off. The local stand-in has no quota: --judge_rpm is yours at Google.
 
-    Raises:
-        SettingsError: for a missing value, one of another type, or an invalid combination.
+    Raises SettingsError for a missing value, one of another type, or an invalid combination.
     """
     if find_off_setting():
         return None

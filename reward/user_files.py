@@ -66,8 +66,7 @@ def _read(path: Path) -> bytes:
 def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile]:
     """Return the files with their weights, [] if the reward is this project's.
 
-    Raises:
-        SettingsError: for two files of one name, or weights that do not match the files.
+    Raises SettingsError for two files of one name, or weights that do not match the files.
     """
     values = variables(environ)
     paths = [Path(path) for path in values.get("REWARD_FILES", "").split(os.pathsep) if path]
@@ -143,9 +142,7 @@ def read(value: Any, count: int) -> Returned:
 
     It may be OpenRLHF's dictionary, with `rewards`, and if wanted `scores` and `extra_logs`, numbers by name; or
     `count` numbers: a list, a tuple, a tensor or an array; or one number, if `count` is 1.
-
-    Raises:
-        ReturnError: if it has another form, or not one number per rollout.
+    Raises ReturnError if it has another form, or not one number per rollout.
     """
     if not isinstance(value, dict):
         rewards = _numbers(value, count, "the return value")

@@ -104,9 +104,7 @@ def read(folder: Path) -> Adapter:
     """Verify the digests of an adapter's files, and read adapter_config.json and the header of the weights.
 
     An adapter without SHA256SUMS is read unverified, see :func:`grpo.checkpoint.digests.describe_unverified`.
-
-    Raises:
-        CheckpointError: if a file differs from what was saved, is incomplete, or is not a LoRA adapter's.
+    Raises CheckpointError if a file differs from what was saved, is incomplete, or is not a LoRA adapter's.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist", "name an adapter, such as RUN/final")

@@ -53,11 +53,7 @@ def install() -> None:
 def _file_store(
     hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
 ) -> "Store":
-    """Return the store of the group that would have met at `hostname:port`.
-
-    Raises:
-        RuntimeError: if another living group of this run has the same name.
-    """
+    """Return the store of the group that would have met at `hostname:port`."""
     from torch.distributed import FileStore
 
     folder = Path(os.environ[FOLDER_VARIABLE])
