@@ -181,11 +181,7 @@ def load(adapter: Adapter) -> "dict[str, torch.Tensor]":
 
 
 def save(folder: Path, tensors: "dict[str, torch.Tensor]", base: str | None) -> None:
-    """Write the weights of an adapter. Equal tensors give equal bytes. Needs torch.
-
-    Args:
-        base: as in :class:`Adapter`.
-    """
+    """Write the weights of an adapter of a `base` (its fingerprint). Equal tensors give equal bytes. Needs torch."""
     from safetensors.torch import save_file
 
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"} | ({BASE_KEY: base} if base else {}))

@@ -25,11 +25,7 @@ _held: list[object] = []
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Return the environment variables that keep a run's sockets on this machine.
-
-    Args:
-        folder: private to this run, of mode 0700. It may be created later.
-    """
+    """Return the environment variables that keep a run's sockets on this machine, given its private folder's path."""
     return {
         FOLDER_VARIABLE: str(folder),
         # gloo and NCCL listen on this interface. They do not authenticate either.
