@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from reward.comparison import SIGN, last_side, split
 from reward.equivalence import equal
 from reward.notation import MAX_ANSWER_CHARS, rational, spell, split_unit, squeeze
+from reward.settings import SettingsError
 
 SPLITS = ("train", "eval")
 # Dates, telephone numbers, words, and placeholders for a missing answer. The grader compares none of them
@@ -233,17 +234,8 @@ def _boxes(text: str) -> tuple[list[tuple[int, int, int, int]], bool]:
     return boxes, any(start >= 0 and first > last for start, first in open_braces)
 
 
-class LabelError(ValueError):
-    """An invalid label.
-
-    Attributes:
-        what: what is wrong with it.
-        remedy: what to do about it.
-    """
-
-    def __init__(self, what: str, remedy: str = "") -> None:  # pickle passes one argument
-        super().__init__(f"{what}: {remedy}" if remedy else what)
-        self.what, self.remedy = what, remedy
+class LabelError(SettingsError):
+    """An invalid label."""
 
 
 class Label(NamedTuple):

@@ -50,7 +50,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Each value is a list of n floats. For one rollout, which is what OpenRLHF sends, it is a float: OpenRLHF wraps it in
     `torch.tensor([value])`, where a list would add a dimension.
     """
-    samples = [_time_one(queries, prompts, labels, i) for i in range(len(queries))]
+    samples = [_reward_one(queries, prompts, labels, i) for i in range(len(queries))]
 
     def column(key: str) -> float | list[float]:
         values = [sample[key] for sample in samples]
@@ -63,28 +63,17 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     }
 
 
-def _time_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
-    started = time.monotonic()
-    result = _reward_one(queries, prompts, labels, i)
-    return {**result, "reward_seconds": time.monotonic() - started}
-
-
 def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], i: int) -> dict[str, float]:
     """The reward and the logs of one rollout; a failure is marked, never mistaken for a wrong answer."""
+    started = time.monotonic()
     try:
         label = parse_label(labels[i])
         response = extract_response(queries[i], prompts[i])
         result = grade(response, label.answer, extract_problem(prompts[i]))
     except Exception as error:  # the boundary to OpenRLHF: see the module's docstring
         _log_once(error, "could not be graded and counts as reward_error")
-        return {
-            "reward": nan,
-            "correct": nan,
-            "answered": nan,
-            "has_final": nan,
-            "reward_error": 1.0,
-            **Verdict().logs(),
-        }
+        unknown = dict.fromkeys(("reward", "correct", "answered", "has_final"), nan)
+        return {**unknown, "reward_error": 1.0, "reward_seconds": time.monotonic() - started, **Verdict().logs()}
     correct = float(result.correct)
     reward, verdict = correct, Verdict()
     if label.split == "train" and _has_judge():
@@ -95,6 +84,7 @@ def _reward_one(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         "answered": float(result.answer is not None),
         "has_final": float(result.reason != NO_FINAL),
         "reward_error": 0.0,
+        "reward_seconds": time.monotonic() - started,
         **verdict.logs(),
     }
 

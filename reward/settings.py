@@ -27,7 +27,7 @@ _ADDRESS = re.compile(
 
 
 class SettingsError(ValueError):
-    """An invalid setting: the variable and what is wrong with it, and what to do about it."""
+    """An invalid setting or label: what is wrong with it, and what to do about it."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what, remedy)  # both, so that the error can be pickled
@@ -80,8 +80,7 @@ def find_off_setting() -> str | None:
 def from_environment(is_stand_in: bool = False) -> JudgeSettings | None:
     """Return the settings, None if the judge is off. The local stand-in has no quota: --judge_rpm is yours at Google.
 
-    Raises:
-        SettingsError: for a missing value, one of another type, or an invalid combination.
+    Raises SettingsError for a missing value, one of another type, or an invalid combination.
     """
     if find_off_setting():
         return None

@@ -4,7 +4,6 @@
 GRPO_REWARD_WEIGHTS.
 """
 
-import contextlib
 import errno
 import hashlib
 import importlib.machinery
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from reward.beside import first_on_path
+from reward import beside
 from reward.settings import SettingsError
 
 VARIABLES = ("REWARD_FILES", "REWARD_WEIGHTS")
@@ -67,8 +66,7 @@ def _read(path: Path) -> bytes:
 def from_environment(environ: Mapping[str, str] = os.environ) -> list[RewardFile]:
     """Return the files with their weights, [] if the reward is this project's.
 
-    Raises:
-        SettingsError: for two files of one name, or weights that do not match the files.
+    Raises SettingsError for two files of one name, or weights that do not match the files.
     """
     values = variables(environ)
     paths = [Path(path) for path in values.get("REWARD_FILES", "").split(os.pathsep) if path]
@@ -104,9 +102,9 @@ def run_file(path: Path, name: str) -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
-    folder = path.absolute().parent
-    with contextlib.nullcontext() if folder.is_relative_to(_GRPO) else first_on_path(folder):
-        spec.loader.exec_module(module)
+    if not (folder := path.absolute().parent).is_relative_to(_GRPO):
+        beside.add(folder)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -144,9 +142,7 @@ def read(value: Any, count: int) -> Returned:
 
     It may be OpenRLHF's dictionary, with `rewards`, and if wanted `scores` and `extra_logs`, numbers by name; or
     `count` numbers: a list, a tuple, a tensor or an array; or one number, if `count` is 1.
-
-    Raises:
-        ReturnError: if it has another form, or not one number per rollout.
+    Raises ReturnError if it has another form, or not one number per rollout.
     """
     if not isinstance(value, dict):
         rewards = _numbers(value, count, "the return value")

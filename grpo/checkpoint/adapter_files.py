@@ -34,18 +34,15 @@ _MODULE = re.compile(r"model\.layers\.\d+\.(self_attn\.(?P<projection>\w+)|mlp\.
 _BASE_BYTES = 4096  # bytes of each tensor that identify a base model
 _PLAINLY = "serve the adapter with PEFT, or train one without this setting"
 _OF_ANOTHER = "use the model that the adapter was trained on (see base_model_name_or_path)"
-# PEFT's options that change more than scale * B A, with the values that switch them off. Most others add tensors.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    "layer_replication": (None, []),
-    "alora_invocation_tokens": (None, []),
-    # Others (pissa, olora, corda, loftq) change the base model before training.
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+# Fields of PEFT's config that we read, and those that do not change what an adapter computes. Others must be off.
+_KNOWN = {
+    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"),
+    *("target_modules", "target_parameters", "exclude_modules"),  # compared with the tensors, or named by them
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+    *("lora_dropout", "eva_config", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
 }
+# "pissa", "olora", "corda", and others change the base model before training.
+_OFF = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
 
 
 @dataclass(frozen=True)
@@ -107,9 +104,7 @@ def read(folder: Path) -> Adapter:
     """Verify the digests of an adapter's files, and read adapter_config.json and the header of the weights.
 
     An adapter without SHA256SUMS is read unverified, see :func:`grpo.checkpoint.digests.describe_unverified`.
-
-    Raises:
-        CheckpointError: if a file differs from what was saved, is incomplete, or is not a LoRA adapter's.
+    Raises CheckpointError if a file differs from what was saved, is incomplete, or is not a LoRA adapter's.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist", "name an adapter, such as RUN/final")
@@ -186,11 +181,7 @@ def load(adapter: Adapter) -> "dict[str, torch.Tensor]":
 
 
 def save(folder: Path, tensors: "dict[str, torch.Tensor]", base: str | None) -> None:
-    """Write the weights of an adapter. Equal tensors give equal bytes. Needs torch.
-
-    Args:
-        base: as in :class:`Adapter`.
-    """
+    """Write the weights of an adapter of a `base` (its fingerprint). Equal tensors give equal bytes. Needs torch."""
     from safetensors.torch import save_file
 
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"} | ({BASE_KEY: base} if base else {}))
@@ -250,9 +241,9 @@ def check_against(adapter: Adapter, model: Model) -> list[FileFault]:
     if None not in (adapter.base, known := fingerprint(model)) and adapter.base != known:
         what = f"belongs to a base model other than {model.folder}: the weights differ, even if the shapes agree"
         faults.append(FileFault(WEIGHTS, what, _OF_ANOTHER))
-    for key, plain in _PLAIN.items():
-        if adapter.config.get(key) not in plain:
-            what = f"has {key} {adapter.config[key]}, but only scale * B A added to a frozen weight is supported"
+    for key, value in adapter.config.items():
+        if key not in _KNOWN and value is not False and value not in (None, [], {}, *_OFF.get(key, ())):
+            what = f"has {key} {value}, but only scale * B A added to a frozen weight is supported"
             faults.append(FileFault(CONFIG, what, _PLAINLY))
     return [*faults, *_find_pattern_faults(adapter), *_find_tensor_faults(adapter, base)]
 

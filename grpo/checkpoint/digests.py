@@ -20,11 +20,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 
 
 def write(folder: Path) -> None:
-    """Write the list of a folder's files into it.
-
-    Raises:
-        OSError: if a file cannot be read or the list cannot be written.
-    """
+    """Write the list of a folder's files into it."""
     files = sorted(folder.iterdir())
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL, and each rank has its own file
         digests = pool.map(digest_file, files)

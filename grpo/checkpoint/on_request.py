@@ -100,11 +100,7 @@ class SaveOnRequest:
         self._ranks_idle.release()
 
     def save_last(self) -> None:
-        """Save the last step of the run, unless it is a checkpoint already, or the run saves none.
-
-        Raises:
-            ray.exceptions.RayTaskError: if a rank cannot save it.
-        """
+        """Save the last step of the run, unless it is a checkpoint already, or the run saves none."""
         if math.isfinite(self._save_steps):
             with self._ranks_idle:
                 self._save()

@@ -45,11 +45,7 @@ def save_adapter(model: PeftModel, directory: str | Path) -> None:
 def load_adapter(model: PeftModel, directory: Path) -> None:
     """Set this rank's adapter before ZeRO-3 partitions it. Values of another type are rounded to bf16.
 
-    Args:
-        directory: an adapter that the launcher has checked.
-
-    Raises:
-        CheckpointError: if the files are damaged, or belong to another adapter.
+    The launcher has checked the directory. Raises CheckpointError if it is damaged, or of another adapter.
     """
     adapter = adapter_files.read(directory)
     values, parameters = adapter_files.load(adapter), dict(zip(*adapter_parameters(model), strict=True))
@@ -67,9 +63,6 @@ def save_step(engine: TrainerEngine, args: Arguments, client_states: dict[str, A
 
     Args:
         client_states: the controller's; ``global_step`` is N, and ``status`` has the metrics of that step.
-
-    Raises:
-        FloatingPointError, UserError: as :func:`save_adapter`.
     """
     write_adapter = _adapter_writer(engine.module)
 

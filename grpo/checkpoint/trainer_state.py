@@ -104,9 +104,7 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
     """Restore a freshly initialized trainer from a saved state. Return the controller's states.
 
     Every rank calls it. The adapter itself is set from its fp32 master weights.
-
-    Raises:
-        UserError: if the files are incomplete, or belong to an adapter with another rank, model or targets.
+    Raises UserError if the files are incomplete, or belong to an adapter with another rank, model or targets.
     """
     # The launcher has verified the digests of these files under the run's lock (grpo.launch.resume). Every rank would
     # read all of them again, and nothing else writes here in the minutes between.
@@ -151,8 +149,7 @@ def load(engine: TrainerEngine, directory: Path) -> dict[str, Any]:
 def read(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the contents of STATE and of each rank's file. Tensors stay on disk until they are used.
 
-    Raises:
-        CheckpointError: if a file is missing, truncated or of another kind.
+    Raises CheckpointError if a file is missing, truncated or of another kind.
     """
     state = _read(directory / STATE, _STATE_KEYS)
     try:
@@ -211,12 +208,7 @@ def _gather_persistent(optimizer: ZeroOptimizer) -> None:
 
 
 def write_file(file: Path, value: Any) -> None:
-    """Write dicts, lists, tuples, texts, numbers and tensors. Contiguous tensors on the CPU are not copied.
-
-    Raises:
-        OSError, SafetensorError: if the file cannot be written.
-        TypeError: for a value of another type.
-    """
+    """Write dicts, lists, tuples, texts, numbers and tensors. Contiguous tensors on the CPU are not copied."""
     tensors: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
 
@@ -234,11 +226,7 @@ def write_file(file: Path, value: Any) -> None:
 
 
 def read_file(file: Path) -> Any:
-    """Return what :func:`write_file` got. Tensors stay on disk until they are used.
-
-    Raises:
-        CheckpointError: if the file is missing, truncated or of another kind.
-    """
+    """Return what :func:`write_file` got. Tensors stay on disk until they are used. Raises CheckpointError if not."""
     try:
         open_file(file).close()  # the reader below waits for a named pipe
         tensors = load_file(file)

@@ -9,7 +9,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,10 @@ def run(asked: Asked, folder: Path, config: Config, plan: Plan, judge: RunJudge,
         code, is_finished = end.code, end.code == 0
         if is_finished and progress.lost.count:
             code, end = LOSSY, End(LOSSY)
-        verdict = _note_end(files, config, progress, end)
-        print("\n".join([*_summary(files, config, progress, end), *verdict.lines]), flush=True)
-        if verdict.wait is not None:
-            time.sleep(verdict.wait)
+        wait, lines = _note_end(files, config, progress, end)
+        print("\n".join([*_summary(files, config, progress, end), *lines]), flush=True)
+        if wait is not None:
+            time.sleep(wait)
             _exec_launcher(folder, held)
     except Signalled as came:
         if not is_finished:  # what is finished stays finished
@@ -122,9 +121,9 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     return lines
 
 
-def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> "Verdict":
-    """Record how an attempt ended, and decide whether another one follows."""
-    verdict = Verdict(None, [])
+def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> tuple[float | None, list[str]]:
+    """Record how an attempt ended, and return what :func:`decide` does."""
+    wait, lines = None, list[str]()
     more: dict[str, Any] = {"seconds": progress.seconds()}
     if progress.lost.count:
         more["lost"] = progress.lost.describe()
@@ -132,11 +131,11 @@ def _note_end(files: RunFiles, config: Config, progress: Progress, end: End) -> 
         more |= {"cause": end.cause.what, "remedy": end.cause.remedy}
         more |= {"step": progress.step, "saved": max(saved_steps(config.args.ckpt_path), default=0)}
         if end.code not in (REFUSED, STOPPED):
-            verdict = decide([*read_attempts(files.ends), more], config.args.restarts, progress.has_moved())
-        more["restart"] = verdict.wait is not None
+            wait, lines = decide([*read_attempts(files.ends), more], config.args.restarts, progress.has_moved())
+        more["restart"] = wait is not None
     elif end.code > 128:
         more["cause"] = signals.get_name(end.code - 128)
-    return verdict if note_end(files, end.code, **more) else Verdict(None, [])
+    return (wait, lines) if note_end(files, end.code, **more) else (None, [])
 
 
 def note_end(files: RunFiles, code: int, **more: Any) -> bool:
@@ -149,16 +148,8 @@ def note_end(files: RunFiles, code: int, **more: Any) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether another attempt follows: after how many seconds (None: not), and what to tell the user."""
-
-    wait: float | None
-    lines: list[str]
-
-
-def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) -> Verdict:
-    """Decide whether a run restarts after its last end.
+def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) -> tuple[float | None, list[str]]:
+    """Return after how many seconds a run restarts after its last end (None: not), and what to tell the user.
 
     Args:
         ends: the lines of ends.jsonl. The last one is of this end and has ``cause``, ``step`` (the last completed one)
@@ -167,7 +158,7 @@ def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) 
         has_progressed: whether this attempt has logged a step or an evaluation.
     """
     if limit == 0:
-        return Verdict(None, [])
+        return None, []
     last, chain = ends[-1], list[Mapping[str, Any]]()  # the ends that a restart followed, since a resume by hand
     for end in reversed(ends[:-1]):
         if not end.get("restart"):
@@ -175,15 +166,15 @@ def decide(ends: Sequence[Mapping[str, Any]], limit: int, has_progressed: bool) 
         chain.insert(0, end)
     first = [f"first error, at step {chain[0]['step']}: {chain[0]['cause']}"] if chain else []
     if not has_progressed and not chain and not _BY_CHANCE.search(last["cause"]):
-        return Verdict(None, ["not restarting: the run failed before its first step or evaluation"])
+        return None, ["not restarting: the run failed before its first step or evaluation"]
     if chain and (chain[-1]["step"], _kind(chain[-1])) == (last["step"], _kind(last)):
-        return Verdict(None, [*first, f"not restarting: the same error occurred again after step {last['step']}"])
+        return None, [*first, f"not restarting: the same error occurred again after step {last['step']}"]
     used = sum(end["saved"] == last["saved"] for end in chain)
     if used >= limit:
-        return Verdict(None, [*first, f"not restarting: {used} restarts without a new checkpoint (--restarts {limit})"])
+        return None, [*first, f"not restarting: {used} restarts without a new checkpoint (--restarts {limit})"]
     wait = FIRST_WAIT * GROWTH**used
     origin = f"step {last['saved']}" if last["saved"] else "the start"
-    return Verdict(wait, [*first, f"restarting from {origin} in {wait:.0f} s ({used + 1} of {limit})"])
+    return wait, [*first, f"restarting from {origin} in {wait:.0f} s ({used + 1} of {limit})"]
 
 
 def _kind(end: Mapping[str, Any]) -> str:

@@ -67,8 +67,7 @@ class Config:
 def resolve(flags: list[str], run_dir: Path) -> Config:
     """Parse the trainer's flags and add what follows from the run directory. The last of repeated flags wins.
 
-    Raises:
-        UserError: on an unknown flag, or a wrong value.
+    Raises UserError on an unknown flag, or a wrong value.
     """
     given = parse_given(trainer_parser(), flags)
     for name in _PATHS:

@@ -106,11 +106,7 @@ def _choose_program(reward: str) -> str:
 
 
 def validate(args: argparse.Namespace) -> None:
-    """Refuse invalid arguments in the trainer, before Ray starts.
-
-    Raises:
-        SystemExit: with one line for each problem and its remedy.
-    """
+    """Refuse invalid arguments in the trainer, before Ray starts: SystemExit has a line for each problem."""
     refused = [f"train_ppo_ray: {problem.what}: {problem.remedy}" for problem in problems(args)]
     if refused:
         raise SystemExit("\n".join(refused))

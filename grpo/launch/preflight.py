@@ -34,7 +34,7 @@ def problems(config: Config, plan: Plan, run_dir: Path, is_resumed: bool = False
         () if is_resumed else check_is_new(config, run_dir),
         check_disk(config, plan, run_dir),
         check_ray(),
-        _check_trackers(config),
+        trackers.problems(config.args),
     )
     return list(dict.fromkeys(problem for check in checks for problem in check))
 
@@ -63,17 +63,6 @@ def _check_settings(config: Config, is_missed: bool = True) -> Iterator[Problem]
     yield from reward.check_reward(config)
     yield from check_model(config, is_missed)
     yield from check_thinking(config)
-
-
-def _check_trackers(config: Config) -> Iterator[Problem]:
-    """Check that the trackers can start: the run would go on without them."""
-    for flag, package in trackers.missing_packages(config.args):
-        what = f"--{flag} needs {package}, which is not installed"
-        yield Problem(what, trackers.INSTALL.get(package, "run scripts/setup.sh"))
-    if config.args.use_wandb and (problem := trackers.wandb_problem()):
-        yield problem
-    if config.args.use_trackio and (fault := trackers.trackio_fault()):
-        yield Problem(f"--use_trackio: Trackio cannot be imported: {fault}", trackers.INSTALL["trackio"])
 
 
 def patch_status() -> dict[str, Any]:

@@ -23,15 +23,12 @@ class Rendered(NamedTuple):
 
 
 def render(model: str, prompts: Sequence[Any], variables: Mapping[str, Any]) -> list[Rendered]:
-    """Return each prompt as the engines get it.
+    """Return each prompt as the engines get it. Raises UserError if the model's tokenizer or template cannot be used.
 
     Args:
         model: a folder with tokenizer and template, or a hub id.
         prompts: each the user's message, or a list of messages.
         variables: of the chat template, see :func:`grpo.rollout.chat_template.variables`.
-
-    Raises:
-        UserError: if the model's tokenizer or template cannot be used.
     """
     done = subprocess.run(
         [sys.executable, "-m", "grpo.launch.rendering", model, json.dumps(dict(variables))],

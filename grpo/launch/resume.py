@@ -78,8 +78,7 @@ def _keep_flags(flags: list[str], files: RunFiles, record: Mapping[str, Any]) ->
 def find_newest_whole(checkpoints: Path, base: Path) -> Path | None:
     """Return the newest checkpoint that is not damaged, or None.
 
-    Raises:
-        UserError: if all are damaged or belong to another model, or the newest cannot be read for another reason.
+    Raises UserError if all are damaged or belong to another model, or the newest cannot be read for another reason.
     """
     problems = []
     for step in reversed(saved_steps(checkpoints)):

@@ -50,21 +50,16 @@ class MicroBatch:
 class ActorMetrics:
     """Notes of the update of one step, on one trainer rank.
 
-    Args:
-        args: OpenRLHF's.
-        engine: DeepSpeed's; counts optimizer steps over all parts of a resumed run.
+    Attributes:
+        engine_memory: what a sync reports of the engines, in bytes; None on ranks that it does not report to.
     """
 
     def __init__(self, args: Arguments, engine: TrainerEngine) -> None:
         self._args, self._engine = args, engine
         self._micro_batches, self._errors = list[MicroBatch](), 0
         self._norms, self._rates, self._rate = list[float](), list[float](), 0.0
-        self._seen_steps = engine.global_steps
-        self._engine_memory: int | None = None
-
-    def note_engines(self, memory: int | None) -> None:
-        """Keep what a sync reports of the engines' memory in bytes; None on ranks that it does not report to."""
-        self._engine_memory = memory
+        self._seen_steps = engine.global_steps  # over all parts of a resumed run
+        self.engine_memory: int | None = None
 
     def note(self, *arguments: Any) -> None:
         """Record a micro-batch, see :meth:`_note`. A failure is counted and does not end the run."""
@@ -144,8 +139,8 @@ class ActorMetrics:
         }
         if self._rates:
             notes["actor_lr"] = sum(self._rates) / len(self._rates)
-        if self._engine_memory is not None:
-            notes["engine_memory"] = float(self._engine_memory)
+        if self.engine_memory is not None:
+            notes["engine_memory"] = float(self.engine_memory)
         self._micro_batches, self._norms, self._rates, self._errors = [], [], [], 0
         return notes
 

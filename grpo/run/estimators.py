@@ -8,6 +8,7 @@ independent, so the problem is the unit everywhere. Compare Miller, "Adding Erro
 import functools
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,15 +34,8 @@ def t_quantile(probability: float, freedom: int) -> float:
     Not scipy's: scipy is not in the lock, and nothing else here would use it. This bisects the distribution function,
     which is a finite sum for integer degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4).
     """
-    low, high = -1.0, 1.0
-    while _t_cdf(low, freedom) > probability:
-        low *= 2
-    while _t_cdf(high, freedom) < probability:
-        high *= 2
-    while high - low > 1e-9 * max(1.0, abs(high)):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_cdf(middle, freedom) < probability else (low, middle)
-    return (low + high) / 2
+    billionths = range(-(10**12), 10**12)
+    return billionths[bisect_left(billionths, probability, key=lambda t: _t_cdf(t / 1e9, freedom))] / 1e9
 
 
 def _t_cdf(t: float, freedom: int) -> float:
@@ -57,7 +51,7 @@ def _t_cdf(t: float, freedom: int) -> float:
 
 
 def interval(values: Sequence[float], draws: float = 1.0, spread: float | None = None) -> tuple[float, float]:
-    """Return a 95% interval of the mean over all problems like these.
+    """Return a 95% interval of the mean over all problems like these. Raises ValueError if there are no problems.
 
     It is Wilson's interval with Student's t, and with an effective number of independent samples in place of their
     count: p (1 - p) over the variance of the mean between problems, kept between one and `draws` per problem. It thus
@@ -69,9 +63,6 @@ def interval(values: Sequence[float], draws: float = 1.0, spread: float | None =
         draws: the number of independent draws that each value averages: samples, or samples / k.
         spread: the variance of a draw; None for p (1 - p), that of draws which are 0 or 1. The less a draw varies, the
             more draws that are 0 or 1 it counts for.
-
-    Raises:
-        ValueError: if there are no problems.
     """
     n = len(values)
     if n == 0:

@@ -23,14 +23,10 @@ def choose_eval_metric(args: Arguments) -> str:
     """Return the metric of a run's evaluations. An environment says itself which rollouts are correct."""
     # OpenRLHF replaces the reward of an executor by "agent"; the executor of a thinking budget has it in its settings.
     budget = thinking.read_settings(os.environ) if args.remote_rm_url in ("agent", ["agent"]) else None
-    is_ours = Path(get_reward_source(budget.reward if budget else args.remote_rm_url)).resolve() == OUR_REWARD
+    source = budget.reward if budget else args.remote_rm_url  # a file or an address, or a list of them
+    first = source[0] if isinstance(source, list) and source else source
+    is_ours = not first or Path(first).resolve() == OUR_REWARD
     return EXACT_MATCH if has_environment(args) or is_ours else SCORE
-
-
-def get_reward_source(remote_rm_url: Any) -> str:
-    """Return the file or address of a run's first reward, given the flag, a text or a list; ours if it is empty."""
-    first = remote_rm_url[0] if isinstance(remote_rm_url, list) and remote_rm_url else remote_rm_url
-    return str(first or OUR_REWARD)
 
 
 def read_eval_metric(row: Mapping[str, Any]) -> str:

@@ -42,8 +42,7 @@ class ParityGate:
     def check(self, log: RunLog, step: int, batches: Sequence[Batch], samples: Sequence[Sample]) -> None:
         """Compare on some of the step's rollouts, and write the result to parity.jsonl.
 
-        Raises:
-            PolicyMismatch: if rounding does not explain the difference.
+        Raises PolicyMismatch if rounding does not explain the difference.
         """
         if not self.is_due():
             return

@@ -77,11 +77,7 @@ class RunFiles:
         return self.command.is_file() and self.config.is_file()
 
     def read_config(self) -> dict[str, Any]:
-        """Return the contents of config.json; {} if it is missing.
-
-        Raises:
-            UserError: if it is invalid.
-        """
+        """Return the contents of config.json; {} if it is missing. Raises UserError if it is invalid."""
         try:
             config = read_json(self.config)
         except FileNotFoundError:
@@ -124,8 +120,7 @@ class RunFiles:
     def hold(self) -> int:
         """Hold the lock while this process, or one that inherits the returned file descriptor, lives.
 
-        Raises:
-            UserError: if another process holds it, it cannot be opened, or the folder belongs to another user.
+        Raises UserError if another process holds it, it cannot be opened, or the folder belongs to another user.
         """
         self.refuse_another_owner()  # also of a folder that appeared after the checks
         try:

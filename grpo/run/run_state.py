@@ -35,7 +35,7 @@ def has_finished(end: Mapping[str, Any]) -> bool:
 
 
 class Run:
-    """One run, as its directory was at the last :meth:`refresh`.
+    """One run, as its directory was at the last :meth:`refresh`. Raises UserError if the folder is not a run directory.
 
     Args:
         name: its name beside other runs; None for the folder's name.
@@ -49,9 +49,6 @@ class Run:
         code: the exit code of its last attempt; None if it is running or its end was not recorded.
         cause: why that attempt failed or was stopped; "" if it was not, or if that is unknown.
         state: RUNNING, FINISHED, STOPPED (by somebody) or CRASHED (also if killed or the machine went down).
-
-    Raises:
-        UserError: if the folder is not a run directory.
     """
 
     def __init__(self, folder: Path, name: str | None = None) -> None:

@@ -107,7 +107,8 @@ def _page(service: str, args: Arguments) -> Iterator[Send]:
     file = getattr(RunFiles(Path(args.run_dir)), service)
     page: dict[str, Any] = read_json(file) if file.exists() else {"id": uuid.uuid4().hex}
     replace(file, json.dumps(page))
-    options = {"project": args.wandb_project, "resume": "allow", "config": secrets.drop_wandb_key(args)}
+    shown = {name: value for name, value in vars(args).items() if name != "use_wandb"}  # which may be the key
+    options = {"project": args.wandb_project, "resume": "allow", "config": shown}
     if is_wandb:
         options |= {"name": args.wandb_run_name, "id": page["id"], "dir": args.run_dir}
         options |= {"entity": args.wandb_org, "group": args.wandb_group}
@@ -130,47 +131,31 @@ def _page(service: str, args: Arguments) -> Iterator[Send]:
     run.finish()
 
 
-def missing_packages(args: Arguments) -> list[tuple[str, str]]:
-    """Return flag and package of each requested tracker that is not installed."""
-    flags = [(f"use_{name}", name) for name in PACKAGES]
-    return [(flag, name) for flag, name in flags if getattr(args, flag) and not importlib.util.find_spec(name)]
-
-
-# W&B starts a service, which another process ends.
+# What tells whether a tracker can start. W&B starts a service, which another process ends.
 _LOG_IN = """
 import wandb
 is_online = wandb.setup(wandb.Settings(silent=True)).settings.mode in ("online", "shared")
 print(not is_online or wandb.login(prompt=False, verify=True))
 """
+_TRIES = {"wandb": _LOG_IN, "trackio": "import trackio"}
 
 
-def wandb_problem() -> Problem | None:
-    """Return why W&B cannot start: it has no key, or its server does not accept the key, or does not answer."""
-    code, said = _run_python(_LOG_IN)
-    offline = "set WANDB_MODE=offline: wandb sync sends the files later"
-    if code:
-        return Problem(f"--use_wandb is given, but W&B fails: {said}", f"export another WANDB_API_KEY, or {offline}")
-    if not said.endswith("True"):
-        return Problem(
-            "--use_wandb is given, but W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {offline}"
-        )
-    return None
-
-
-def trackio_fault() -> str:
-    """Return why Trackio cannot be imported; "" if it can, or is not installed, which another check reports."""
-    if not importlib.util.find_spec("trackio"):
-        return ""
-    code, said = _run_python("import trackio")
-    return said if code else ""
-
-
-def _run_python(code: str) -> tuple[int, str]:
-    """Return the exit code, and the end of what it prints, or of its error if it fails."""
-    code = f"import sys; sys.tracebacklimit = 0\n{code}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = " ".join((done.stderr if done.returncode else done.stdout).split())
-    return done.returncode, secrets.redact(said)[-300:]
+def problems(args: Arguments) -> Iterator[Problem]:
+    """Yield why a requested tracker cannot start: the run would go on without it."""
+    for name in (name for name in PACKAGES if getattr(args, f"use_{name}")):
+        install = INSTALL.get(name, "run scripts/setup.sh")
+        if not importlib.util.find_spec(name):
+            yield Problem(f"--use_{name} needs {name}, which is not installed", install)
+            continue
+        code = f"import sys; sys.tracebacklimit = 0\n{_TRIES.get(name, '')}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        said = secrets.redact(" ".join((done.stderr if done.returncode else done.stdout).split()))[-300:]
+        offline = "set WANDB_MODE=offline: wandb sync sends the files later"
+        if done.returncode:
+            remedy = f"export another WANDB_API_KEY, or {offline}" if name == "wandb" else install
+            yield Problem(f"--use_{name}: {name} fails: {said}", remedy)
+        elif name == "wandb" and not said.endswith("True"):
+            yield Problem("--use_wandb: W&B has no key", f"export WANDB_API_KEY, run `wandb login`, or {offline}")
 
 
 def _flat(numbers: Mapping[str, Any], prefix: str) -> Numbers:

@@ -5,7 +5,6 @@ import random
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +29,6 @@ FIRST_PORT = 20000
 NOTICE_SECONDS = 45.0  # until Ray has missed enough heartbeats of a node whose wire was cut
 
 _at_start: list[str] = []
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node by its address in Ray, and its GPUs."""
-
-    address: str
-    gpus: int
 
 
 def runtime_env(environ: dict[str, str] | None = None) -> dict[str, dict[str, str]]:
@@ -65,16 +56,15 @@ def rank_bundles(ranks: int) -> list[dict[str, float]]:
 
 
 def _bundles(count: int, is_last: bool) -> list[dict[str, float]]:
-    nodes = list_nodes()
-    if len(nodes) < 2:
+    gpus = list_gpus()
+    if len(set(gpus)) < 2:
         return [{"GPU": 1, "CPU": 1} for _ in range(count)]
-    gpus = [node.address for node in nodes for _ in range(node.gpus)]
     # Every node has one unit of a resource that is named for it.
     return [{"GPU": 1, "CPU": 1, f"node:{address}": 0.001} for address in (gpus[-count:] if is_last else gpus[:count])]
 
 
-def list_nodes() -> list[Node]:
-    """Return the living nodes that have GPUs, this process's first. It must be connected to Ray.
+def list_gpus() -> list[str]:
+    """Return the address in Ray of each GPU's node, this process's node first. It must be connected to Ray.
 
     Nodes have equally many GPUs, a multiple of those of an engine (:mod:`grpo.launch.supervise.joined_cluster`). So an
     engine spans no two nodes, and ranks span as few as possible.
@@ -83,8 +73,7 @@ def list_nodes() -> list[Node]:
 
     home = ray.get_runtime_context().get_node_id()
     living = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: node["NodeID"] != home)
-    nodes = [Node(node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in living]
-    return [node for node in nodes if node.gpus]
+    return [node["NodeManagerAddress"] for node in living for _ in range(int(node["Resources"].get("GPU", 0)))]
 
 
 def make_home_options() -> dict[str, Any]:
@@ -98,7 +87,7 @@ def make_home_options() -> dict[str, Any]:
 
 def note_nodes() -> None:
     """Note the nodes of the cluster at the start of a run, which it can lose."""
-    _at_start.extend(node.address for node in list_nodes())
+    _at_start.extend(dict.fromkeys(list_gpus()))
 
 
 def wait_for_lost_nodes() -> list[str]:

@@ -130,8 +130,7 @@ def numbered_rows(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the lines of a file that a user gives, as :func:`parse`.
 
-    Raises:
-        OSError: as :func:`open_file`, and for a line longer than 256 MiB.
+    Raises OSError as :func:`open_file`, and for a line longer than 256 MiB.
     """
     with open_file(path) as file:
         yield from parse(_lines(file), encoding, make_object)

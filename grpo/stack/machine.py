@@ -118,9 +118,7 @@ def number_gpus() -> None:
     """Make CUDA_VISIBLE_DEVICES name GPUs by nvidia-smi's indices, for this process and those that it starts.
 
     vLLM turns every entry into a number. A UUID would stop its workers, after everything else has started.
-
-    Raises:
-        UserError: if an entry names no GPU, several, one that an earlier entry named, or a part of one (MIG).
+    Raises UserError if an entry names no GPU, several, one that an earlier entry named, or a part of one (MIG).
     """
     if is_cpu_stack() or os.environ.get("RAY_ADDRESS") or not (present := all_gpus()):
         return

@@ -25,11 +25,7 @@ _held: list[object] = []
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Return the environment variables that keep a run's sockets on this machine.
-
-    Args:
-        folder: private to this run, of mode 0700. It may be created later.
-    """
+    """Return the environment variables that keep a run's sockets on this machine, given its private folder's path."""
     return {
         FOLDER_VARIABLE: str(folder),
         # gloo and NCCL listen on this interface. They do not authenticate either.
@@ -53,11 +49,7 @@ def install() -> None:
 def _file_store(
     hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
 ) -> "Store":
-    """Return the store of the group that would have met at `hostname:port`.
-
-    Raises:
-        RuntimeError: if another living group of this run has the same name.
-    """
+    """Return the store of the group that would have met at `hostname:port`."""
     from torch.distributed import FileStore
 
     folder = Path(os.environ[FOLDER_VARIABLE])

@@ -6,9 +6,6 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any
-
-from grpo.stack.upstream import Arguments
 
 SECRET_WORDS = {
     *("KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "AUTH"),
@@ -57,8 +54,3 @@ def spellings(value: str) -> Iterator[str]:
         standard = base64.b64encode(b"\0" * before + value.encode()).decode()[first:last]
         yield standard
         yield standard.replace("+", "-").replace("/", "_")
-
-
-def drop_wandb_key(args: Arguments) -> dict[str, Any]:
-    """Return OpenRLHF's arguments for Weights & Biases without ``use_wandb``, whose value may be the API key."""
-    return {name: value for name, value in vars(args).items() if name != "use_wandb"}

@@ -251,7 +251,7 @@ class PolicyWorker(BaseModelActor):
 
     def sync(self) -> None:
         """Send the adapter to the engines."""
-        self.metrics.note_engines(sync.sync_adapter(self.actor.model.module, self.engines))
+        self.metrics.engine_memory = sync.sync_adapter(self.actor.model.module, self.engines)
 
     def save(self, states: dict[str, Any]) -> None:
         """Save adapter and trainer state as a checkpoint of the step that the controller's states name."""

@@ -133,6 +133,17 @@ def test_each_of_two_files_finds_the_helper_beside_itself(load, tmp_path):
     assert [user_files.load(tmp_path / name)(*CALL) for name in ("a/one.py", "b/two.py")] == [1, 2]
 
 
+def test_a_module_beside_it_comes_before_what_is_installed_in_a_folder_below(load, tmp_path, monkeypatch):
+    """Such as a package of an environment, or ours if the checkout lies there."""
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "helper_of_two.py").write_text("WORTH = 1\n")
+    (tmp_path / "helper_of_two.py").write_text("WORTH = 0.5\n")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    installed = importlib.import_module("helper_of_two")
+    assert load(mine="from helper_of_two import WORTH\n" + make_reward_code("WORTH"))(*CALL)["rewards"] == 0.5
+    assert importlib.import_module("helper_of_two") is installed
+
+
 def test_a_file_of_a_package_s_name_may_import_that_package(load):
     code = "from reward.answers import grade\n" + make_reward_code("late() + float(grade('\\\\boxed{7}', '7').correct)")
     late = "def late():\n    import reward.answers\n    return 1\n"

@@ -54,11 +54,7 @@ def describe(config: Config) -> list[str]:
 
 
 def _try_all(args: Namespace) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each environment's source and the result of :func:`_try`.
-
-    Raises:
-        UserError: for an environment, or a line of the data, that cannot be.
-    """
+    """Yield each environment's source and the result of :func:`_try`. Raises UserError for wrong ones or data."""
     if not has_environment(args):
         return
     settings, given = EnvironmentSettings.from_variables(os.environ), json.dumps(variables())

@@ -192,11 +192,7 @@ def check_thinking(config: Config) -> Iterator[Problem]:
 
 
 def _read_delimiter(args: Namespace) -> Delimiter | None:
-    """Return the thinking delimiter for the actor's tokenizer; None if the tokenizer is missing.
-
-    Raises:
-        UserError: if this tokenizer cannot encode it, or cannot be read.
-    """
+    """Return the thinking delimiter; None without a tokenizer. Raises UserError if that cannot encode it."""
     file = Path(args.pretrain) / "tokenizer.json"
     if not file.is_file():
         return None

@@ -83,11 +83,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def reap_orphans(kept: Iterable[int]) -> None:
-    """Reap what ended after its parent did, and so became this subreaper's: until then it is a zombie.
-
-    Args:
-        kept: children whose exit code somebody waits for.
-    """
+    """Reap zombies that this subreaper got from their parents, but not `kept`, whose exit codes somebody waits for."""
     with contextlib.suppress(ChildProcessError):  # there is no child
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in kept:
             os.waitpid(ended.si_pid, 0)

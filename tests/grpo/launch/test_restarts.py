@@ -196,4 +196,4 @@ AFTER_OTHERS = [make_end(step=step) for step in range(4, 8)]
     ],
 )
 def test_whether_and_when_a_run_goes_on(ends: list[dict], limit: int, has_progressed: bool, wait: float | None) -> None:
-    assert attempt.decide(ends, limit, has_progressed).wait == wait
+    assert attempt.decide(ends, limit, has_progressed)[0] == wait

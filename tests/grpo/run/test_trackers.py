@@ -62,7 +62,7 @@ def test_wandb_continues_a_page_offline_and_keeps_no_key(run, tmp_path, monkeypa
     run.use_wandb = KEY
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert trackers.wandb_problem() is None
+    assert not list(trackers.problems(run))
     train(run)
     wandb.teardown()  # its service has written all then
     page = json.loads((tmp_path / "run" / "wandb.json").read_text())
@@ -76,7 +76,7 @@ def test_wandb_continues_a_page_offline_and_keeps_no_key(run, tmp_path, monkeypa
 @pytest.mark.skipif(not importlib.util.find_spec("trackio"), reason="Trackio is not installed")
 def test_trackio_continues_a_page_and_keeps_no_key(run, tmp_path):
     run.use_trackio, run.use_wandb = True, None
-    assert trackers.trackio_fault() == ""
+    assert not list(trackers.problems(run))
     train(run)
     (database,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(database) as opened:
@@ -105,14 +105,16 @@ def test_trackers_that_fail_or_hang_neither_end_nor_delay_a_run(monkeypatch, cap
     forever.set()
 
 
-def test_wandb_is_refused_without_a_key_or_with_one_that_its_server_refuses(monkeypatch):
-    assert "WANDB_API_KEY" in trackers.wandb_problem().remedy
+def test_wandb_is_refused_without_a_key_or_with_one_that_its_server_refuses(run, monkeypatch):
+    run.use_wandb = KEY
+    [problem] = trackers.problems(run)
+    assert "WANDB_API_KEY" in problem.remedy
     refuse = type("Refuse", (http.server.BaseHTTPRequestHandler,), {"do_POST": lambda self: self.send_error(401)})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), refuse) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("WANDB_API_KEY", KEY)
-        problem = trackers.wandb_problem()
+        [problem] = trackers.problems(run)
         server.shutdown()
     assert "401" in problem.what and KEY not in problem.what and "WANDB_MODE=offline" in problem.remedy
 
@@ -121,9 +123,11 @@ def test_a_package_that_is_missing_or_cannot_be_imported_is_named(run, tmp_path,
     run.use_trackio = True
     assert "\ntrackio==" in (CHECKOUT / trackers.INSTALL["trackio"].split()[-1]).read_text()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert trackers.missing_packages(run) == [("use_trackio", "trackio")]
+    [problem] = trackers.problems(run)
+    assert "--use_trackio" in problem.what and problem.remedy == trackers.INSTALL["trackio"]
     monkeypatch.undo()
     (tmp_path / "trackio.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "no_such_package" in trackers.trackio_fault()
+    [problem] = trackers.problems(run)
+    assert "no_such_package" in problem.what and problem.remedy == trackers.INSTALL["trackio"]

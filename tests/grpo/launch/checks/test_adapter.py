@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from grpo.checkpoint import adapter_files, digests
@@ -52,6 +53,14 @@ def test_an_adapter_that_fits_passes(setting, adapter: Path) -> None:
     assert setting.find_problems() == []
 
 
+def test_what_only_training_reads_passes(setting, adapter: Path) -> None:
+    """An adapter of a common trainer, with PEFT's defaults written out."""
+    used = {"lora_dropout": 0.1, "init_lora_weights": "gaussian", "exclude_modules": ["lm_head"], "revision": "main"}
+    used |= {"task_type": "CAUSAL_LM", "auto_mapping": {"unsloth_fixed": True}, "peft_version": "0.18.0"}
+    configure(**LoraConfig().to_dict() | json.loads((adapter / CONFIG).read_text()) | used)(adapter)
+    assert setting.find_problems() == []
+
+
 def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> None:
     [problem] = setting.find_problems(lora_rank=8, lora_alpha=32, target_modules=["q_proj"])
     assert "--lora_rank 4 and not 8, --lora_alpha 8 and not 32" in problem
@@ -68,6 +77,11 @@ def test_one_remedy_names_all_settings_that_differ(setting, adapter: Path) -> No
         (configure(rank_pattern={"q_proj": 8}), "rank_pattern"),
         (configure(bias="all"), "bias"),
         (configure(init_lora_weights="pissa"), "init_lora_weights"),
+        (configure(layers_to_transform=0), "layers_to_transform"),
+        (configure(layers_pattern="layers"), "layers_pattern"),
+        (configure(kasa_config={}, velora_config={"rank": 1}), "velora_config"),
+        (configure(monteclora_config={"buffer_size": 1}), "monteclora_config"),
+        (configure(of_a_later_peft=1.5), "of_a_later_peft"),
         (configure(peft_type="IA3"), "IA3"),
         (break_a_value, "NaN"),
         (rename_layers, "layers.1."),

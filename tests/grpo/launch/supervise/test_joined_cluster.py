@@ -15,7 +15,6 @@ from grpo.launch.config import Config
 from grpo.launch.supervise import joined_cluster
 from grpo.launch.supervise.joined_cluster import Admission, Member
 from grpo.stack import cluster
-from grpo.stack.cluster import Node
 
 HERE = socket.gethostname()
 FACTS = {"ray": "2.55.1", "/models/m": "d"}
@@ -106,7 +105,7 @@ def test_what_is_admitted_has_a_place(count: int, gpus: int, engines: int, width
         assert count * gpus < engines * width + ranks or gpus % width
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "list_nodes", lambda: [Node(str(i), gpus) for i in range(count)])
+        patch.setattr(cluster, "list_gpus", lambda: [str(i) for i in range(count) for _ in range(gpus)])
         of_engines, of_ranks = cluster.engine_bundles(engines, width), cluster.rank_bundles(ranks)
     assert (len(of_engines), len(of_ranks)) == (engines * width, ranks)
     if count == 1:
