@@ -17,7 +17,8 @@ _HEAD = """# Flags
 
 This page lists this project's flags. `./train_grpo.sh --help` lists OpenRLHF's, too, and
 [coming from](coming-from.md) what differs from OpenRLHF. A flag stands in `train_grpo.sh`, in a copy of it, or on the
-command line, which wins. `--no-NAME` turns a switch off. An empty value undoes a flag.
+command line, which wins. `--no-NAME` turns a switch off. An empty value undoes a flag:
+OpenRLHF's default holds then, not the recipe's value.
 
 `python -P -m grpo.flags --page > docs/flags.md` generates this page.
 """

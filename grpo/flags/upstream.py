@@ -57,7 +57,7 @@ def make_strict(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Let a parser raise UserError for wrong words, and take no abbreviations."""
 
     def refuse(message: str) -> NoReturn:
-        remedy = "./train_grpo.sh --help lists the flags; an empty value undoes one"
+        remedy = "./train_grpo.sh --help lists the flags"
         raise UserError(message.removeprefix("argument "), remedy)
 
     parser.error = refuse  # type: ignore[method-assign]

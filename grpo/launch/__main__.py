@@ -90,7 +90,8 @@ def _main(asked: Asked) -> int:
     if asked.mode == "dry-run":
         print(run_dir.show_command(config.argv))
         return 0
-    described = [*asked.describe(), *preflight.describe(plan, config, run_judge)]
+    which = [f"run         {folder}"] if asked.resume and asked.mode != "run" else []
+    described = [*which, *asked.describe(), *preflight.describe(plan, config, run_judge)]
     if asked.mode == "plan":
         print("\n".join(described), flush=True)
         wrong = [*preflight.problems_anywhere(config), *judge.check_settings(run_judge, config)]
@@ -108,7 +109,7 @@ def _main(asked: Asked) -> int:
         warnings += [f"steps       {line.strip()}" for line in shortfall(plan, config)]
         changes = resume.describe_changes(resume.find_changes(config, folder)) if asked.resume else []
         begin = [*resume.describe(config), *changes] if asked.resume else []
-        told = [*asked.describe(), *begin, *reward.describe(config), *judge.describe(run_judge, config)]
+        told = [*which, *asked.describe(), *begin, *reward.describe(config), *judge.describe(run_judge, config)]
         print("\n".join([*told, *cluster.places, *warnings]))
         print("\n".join(done) or "ready: machine, patches, model, data and configuration are fine")
         return 0

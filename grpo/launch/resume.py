@@ -194,7 +194,7 @@ def complete(config: Config, plan: Plan, step: int) -> list[str]:
         return []
     is_cut = args.max_steps and args.max_steps < (plan.steps_per_episode or 0) * args.num_episodes
     limits = "--steps" if is_cut else "--steps and --num_episodes" if args.max_steps else "--num_episodes"
-    return [f"complete: all {format_count(plan.steps, 'step')} are done; raise {limits} to continue"]
+    return [f"complete: {plan.steps} of {format_count(plan.steps, 'step')} made; raise {limits} to continue"]
 
 
 def describe_finished(config: Config, plan: Plan) -> list[str]:

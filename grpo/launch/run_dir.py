@@ -98,7 +98,10 @@ def read_asked(folder: Path) -> Asked:
             f"resume it with the commit that {files.environment} names (git checkout), or start a new run from its "
             "adapter: --adapter CHECKPOINT/adapter",
         )
-    values = parse_given(make_parser(), words)
+    try:
+        values = parse_given(make_parser(), words)
+    except UserError as error:
+        raise UserError(f"{files.command}: {error.problem.what}", error.problem.remedy) from error
     is_tiny, gpus = values.pop("tiny", False), values.pop("gpus", None)
     values = {name: value for name, value in values.items() if name not in _OF_RUN}
     named = {name: str(sources.get(name, files.command.name)) for name in values}
@@ -110,8 +113,10 @@ def _read_words(file: Path) -> list[str] | None:
     try:
         text = read_bytes(file).decode()
         return shlex.split(text.partition("\nFLAGS=(\n")[2].partition("\n)\n")[0], comments=True) or None
-    except (OSError, ValueError):  # missing, not text, or an open quotation mark
+    except OSError:
         return None
+    except ValueError as error:  # not text, or an open quotation mark
+        raise UserError(f"{file}: {error}", "correct its FLAGS") from error
 
 
 def write(
@@ -236,6 +241,7 @@ def _list_eval_words(config: Config, adapter: Path | None, given: Mapping[str, s
         "model": args.engine_model,
         "adapter": adapter,
         "data": args.eval_dataset,
+        "n": args.eval_n_samples_per_prompt,
         "max-tokens": args.generate_max_len,
         "temperature": f"{args.eval_temperature:g}",
         "tensor-parallel": args.vllm_tensor_parallel_size,

@@ -33,7 +33,7 @@ Numbers = dict[str, float]  # their names begin with train/ or eval/
 Send = Callable[[int, Numbers], None]  # of a global step
 Open = Callable[[], AbstractContextManager[Send]]  # starts a tracker, and finishes it
 
-PACKAGES = ("tensorboard", "wandb", "trackio")  # each has a flag, --use_PACKAGE
+PACKAGES = {"use_tensorboard": "tensorboard", "use_wandb": "wandb", "use_trackio": "trackio"}  # by flag
 INSTALL = {"trackio": f"uv pip install --no-deps -r {requirements('trackio.txt').relative_to(CHECKOUT)}"}
 LONGEST_END = 60.0  # seconds in which trackers may send the rest at the end of a run
 
@@ -78,7 +78,7 @@ def start(args: Arguments, step: int) -> Trackers:
     """Start the trackers that the arguments ask for, for a run that continues after a global step (0: a new one)."""
     opens: dict[str, Open] = {"tensorboard": functools.partial(_tensorboard, args, step)}
     opens |= {name: functools.partial(_page, name, args) for name in ("wandb", "trackio")}
-    return Trackers({name: opens[name] for name in PACKAGES if getattr(args, f"use_{name}")})
+    return Trackers({name: opens[name] for flag, name in PACKAGES.items() if getattr(args, flag)})
 
 
 @contextmanager
@@ -142,7 +142,7 @@ _TRIES = {"wandb": _LOG_IN, "trackio": "import trackio"}
 
 def problems(args: Arguments) -> Iterator[Problem]:
     """Yield why a requested tracker cannot start: the run would go on without it."""
-    for name in (name for name in PACKAGES if getattr(args, f"use_{name}")):
+    for name in (name for flag, name in PACKAGES.items() if getattr(args, flag)):
         install = INSTALL.get(name, "run scripts/setup.sh")
         if not importlib.util.find_spec(name):
             yield Problem(f"--use_{name} needs {name}, which is not installed", install)

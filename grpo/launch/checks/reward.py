@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def make_sample(chat: Any, label: Any) -> dict[str, Any]:
     prompt += "<|start|>assistant"
     try:
         bare = parse_label(label).answer
-        answers = {"query": f"\\boxed{{{bare}}}", "bare": bare, "wrong": "\\boxed{-8675309}"}
+        wrong = re.sub(r"\w", lambda each: "3" if each[0] == "7" else "7", bare)  # as long: some pay for brevity
+        answers = {"query": f"\\boxed{{{bare}}}", "bare": bare, "wrong": f"\\boxed{{{wrong}}}"}
     except LabelError:
         answers = {"query": "\\boxed{1}"}
     queries = {name: prompt + _RESPONSE.format(answer=answer) for name, answer in answers.items()}

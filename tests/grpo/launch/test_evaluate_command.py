@@ -26,7 +26,7 @@ def test_it_names_the_model_the_adapter_and_the_settings_of_the_run(setting, tmp
     read = read_options(setting, tmp_path / "final", **changes)
     assert read.model == str(setting.flags["pretrain"]) and read.adapter == tmp_path / "final"
     assert (str(read.data), read.max_tokens, read.temperature) == (str(setting.flags["eval_dataset"]), 32, 0.5)
-    assert (read.tensor_parallel, read.n, read.out.name) == (2, 8, "run")
+    assert (read.tensor_parallel, read.n, read.out.name) == (2, 4, "run")
     assert (read.thinking_budget, read.answer_budget, read.thinking_delimiter) == (10, 8, "harmony")
     assert read_options(setting, None).adapter is None, "none was saved"
 

@@ -221,7 +221,7 @@ def test_checkpoints_on_another_disk_and_a_moved_run_are_found_again(setting, sa
     ("saved", "settings", "said"),
     [
         ((4,), {"actor_learning_rate": 0.05}, "--actor_learning_rate was 1e-06, now 0.05"),
-        ((6,), {"max_steps": 6}, "complete: all 6 steps are done; raise --steps and --num_episodes"),
+        ((6,), {"max_steps": 6}, "complete: 6 of 6 steps made; raise --steps and --num_episodes"),
     ],
 )
 def test_a_check_says_where_the_run_would_continue_and_how(setting, save, monkeypatch, capsys, saved, settings, said):

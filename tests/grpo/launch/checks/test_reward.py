@@ -56,7 +56,7 @@ def test_a_working_reward_is_no_problem(find_problems):
         (make_function("return float('inf')"), "inf"),
         (make_function("import os; os._exit(7)"), "code 7"),
         (make_function("return {'rewards': 1, 'extra_logs': {'kl': 1}}"), "'kl'"),
-        (make_function("return 1.0 if '-8675309' not in queries[0] else {}['reward']"), "KeyError"),
+        (make_function("return 1.0 if '{7}' not in queries[0] else {}['reward']"), "KeyError"),
         (TIMED, "parsing_timeout=None"),  # its timer works in the main thread alone, where no run calls it
     ],
 )
@@ -71,11 +71,11 @@ SHARP = make_function("return float('{7}' in queries[0])")
 @pytest.mark.parametrize(
     ("texts", "weights", "paid"),
     [
-        ([SHARP], "", "\\boxed{7} 1, 7 0, \\boxed{-8675309} 0"),
+        ([SHARP], "", "\\boxed{7} 1, 7 0, \\boxed{3} 0"),
         ([make_function("return -float('{7}' in queries[0])")], "", "\\boxed{7} -1, 7 0,"),
-        ([make_function("return 0.5")], "", "\\boxed{7} 0.5, 7 0.5, \\boxed{-8675309} 0.5"),
+        ([make_function("return 0.5")], "", "\\boxed{7} 0.5, 7 0.5, \\boxed{3} 0.5"),
         ([SHARP, make_function("return 0.25")], "2 1", "\\boxed{7} 2.25, 7 0.25"),
-        ([make_function("return [float('{7}' in queries[0]) or None]")], "", "\\boxed{-8675309} nan"),
+        ([make_function("return [float('{7}' in queries[0]) or None]")], "", "\\boxed{3} nan"),
         ([make_function("return float(queries[0].endswith('>' + labels[0] + '<|return|>'))")], "", "{7} 0, 7 1, "),
     ],
 )
