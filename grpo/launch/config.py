@@ -20,7 +20,7 @@ _PATHS = ("ckpt_path", "metrics_dir", "adapter")  # these are paths even where n
 class Config:
     """The flags of one run."""
 
-    args: argparse.Namespace  # every flag of the trainer with its value, as the trainer will see it
+    args: argparse.Namespace  # every flag of the trainer, before train_ppo_ray derives some from others
     given: dict[str, Any]  # the flags that the recipe or the user has set, in the parser's order
     argv: list[str]  # `given` as a command line
 

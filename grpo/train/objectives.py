@@ -1,7 +1,7 @@
 """The loss of a token, from the ratio of policies, the advantage and the log-prob; one for each --policy_loss_type.
 
-A new loss is a function and its entry in :data:`LOSSES`; the flag, the checks and the plan follow from it. Imports no
-torch, since the launcher reads the entries.
+A new loss is a function and its entry in :data:`LOSSES`; --policy_loss_type, the checks and the plan follow from it. A
+flag of its own stands in :mod:`grpo.flags.ours`. Imports no torch, since the launcher reads the entries.
 
 Let r be the ratio of the trained policy to the one that sampled, p the trained policy's log-prob, and A the advantage.
 

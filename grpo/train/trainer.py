@@ -5,7 +5,8 @@ A step samples G prompts with N rollouts each, rewards them, and updates the ada
 REINFORCE with the mean of the group as baseline:
 
 1. No reference model and no KL: a graded answer is hard to game, and the reference costs a forward pass. --init_kl_coef
-   adds a KL, to the reward (:mod:`grpo.train.advantages`) or with --use_kl_loss to the loss (:mod:`grpo.train.worker`).
+   adds a KL, to the reward (:mod:`grpo.train.passes` computes it, :mod:`grpo.train.advantages` subtracts it) or with
+   --use_kl_loss to the loss (:meth:`grpo.train.worker.PolicyWorker._train`).
    The reference is the actor as it started (:mod:`grpo.train.reference`, which also has the formulas).
 2. One optimizer step on the rollouts of the current policy: the ratio is 1 and nothing is clipped. --eps_clip acts with
    a smaller --train_batch_size, or with --pipeline, whose rollouts are a step old.

@@ -2,7 +2,8 @@
 
 :meth:`PolicyWorker._train` adds up the terms of the loss: the policy's (:mod:`grpo.train.loss`), the KL, the balance of
 the experts, and the entropy. Each is normalized over the whole optimizer batch. Every term reads its flags from
-``args``, the namespace that the parser (:mod:`grpo.flags`) has filled in the driver.
+``args``: the launcher passes those that were given on (:mod:`grpo.launch.flags`), and OpenRLHF's own parser, with our
+flags, reads them in the driver (openrlhf/cli/train_ppo_ray.py).
 """
 
 import os
