@@ -226,7 +226,7 @@ def write_file(file: Path, value: Any) -> None:
 
 
 def read_file(file: Path) -> Any:
-    """Return what :func:`write_file` got. Tensors stay on disk until they are used. Raises CheckpointError if not."""
+    """Return what :func:`write_file` got. Tensors stay on disk until they are used. Raises CheckpointError."""
     try:
         open_file(file).close()  # the reader below waits for a named pipe
         tensors = load_file(file)
