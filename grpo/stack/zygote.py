@@ -18,6 +18,7 @@ import socket
 import sys
 from multiprocessing import context, forkserver, reduction, resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 VARIABLE = "GRPO_ZYGOTE"  # the path of the server's socket
@@ -29,6 +30,19 @@ _CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # what
 _server: Any = forkserver._forkserver
 _tracker: Any = resource_tracker._resource_tracker
 _contexts: Any = context
+
+
+def keep_ids_apart() -> None:
+    """Leave Ray's generator of random ids unused before the forks: they would share its state, and so draw equal ids.
+
+    Two engines then name two calls of the judge alike, and Ray ends the judge. Call before a class becomes an actor's,
+    which is the only thing that an import draws an id for.
+    """
+    if VARIABLE in os.environ:
+        import ray.actor
+        from ray import ActorClassID
+
+        ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: ActorClassID(os.urandom(ActorClassID.size())))
 
 
 def start() -> None:

@@ -33,6 +33,7 @@ _REMEDIES = {
     r"CUDA (error: )?out of memory": "lower --micro_train_batch_size, --micro_rollout_batch_size, or lengths",
     r"node running low on memory": f"the machine lacks memory, so Ray killed a worker: {_FREE_MEMORY}",
 }
+_LAST_WORDS = "see what it wrote in its end: logs/ray-*/worker-*-PID.err of the run"
 _NO_GRAPHS = "if this says nothing of another cause, start engines without CUDA graphs: --enforce_eager"
 _ROLES = {"LLMRayActor": "an engine", "RolloutRayActor": "an engine", "PolicyWorker": "an actor rank"}
 _ROLES |= {"JudgeActor": "the judge"}
@@ -89,7 +90,7 @@ def explain(error: BaseException, log: Path) -> DriverError:
     died = find_dead_actor() if is_connected else ""
     if is_connected and (died or _OF_DEATHS.search(kind)) and (lost := cluster.wait_for_lost_nodes()):
         return DriverError(kind, ", ".join(f"node {address} was lost" for address in lost), _LOST)
-    remedy, told = "", died or f"{kind}: {redact(what[:_LONGEST].strip())}"
+    remedy, told = (_LAST_WORDS, died) if died else ("", f"{kind}: {redact(what[:_LONGEST].strip())}")
     if what.startswith(_NO_ENGINE) and not died:
         match = next(filter(None, map(_OF_ENGINE.search, tail(log))), None)
         what = match[1] if match else what
