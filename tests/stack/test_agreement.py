@@ -6,15 +6,23 @@ test_end_to_end.py and test_evaluate.py, and each finding of the parity gate in 
 """
 
 import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 import torch
+from ray._private import parameter
 from transformers import AutoTokenizer
 
+from benchmarks.sync import start_ray
 from grpo.metrics.parity import compare
+from grpo.stack import zygote
 
 from . import ray_on_cpu
 from .rounding import Rounding, compute_log_probs, load_reference_model, simulate
@@ -27,6 +35,14 @@ from .trainer_and_engines import (
     send,
 )
 
+DRIVER = """
+import sys
+from openrlhf.cli import train_ppo_ray
+from grpo.stack import zygote
+zygote.start()
+print("started", flush=True)
+sys.stdin.read()
+"""
 LONG = 900  # positions at which bf16 rotary frequencies are far off
 
 
@@ -41,7 +57,28 @@ def executor_on_cpu(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def stack(tiny_model, executor_on_cpu, ray_cluster, tmp_path_factory):
+def forking_cluster(executor_on_cpu):
+    """A Ray cluster whose workers are forks, as in a run: each would take half a GB."""
+    with tempfile.TemporaryDirectory(prefix="ray-test-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(zygote.VARIABLE, f"{folder}/zygote")
+        for name in ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart"):
+            patch.setenv(name, "0")
+        patch.setattr(parameter, "RayParams", partial(parameter.RayParams, setup_worker_path=zygote.__file__))
+        with start_ray(Path(folder), cpus=16, gpus=8):
+            [raylet] = [child for child in psutil.Process().children() if child.name() == "raylet"]
+            variables = raylet.environ() | {"RAY_RAYLET_PID": str(raylet.pid), "RAY_JOB_ID": zygote.FIRST_JOB}
+            command = [sys.executable, "-c", DRIVER]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            with subprocess.Popen(command, env=variables, **pipes) as driver:
+                assert "started\n" in driver.stdout
+                yield
+                for process in psutil.Process(driver.pid).children(recursive=True):
+                    process.kill()  # an engine's core does not end with its actor, which did not start it
+                driver.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_model, forking_cluster, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         checkpoints = tmp_path_factory.mktemp("run") / "checkpoints"
         args = parse_training_args(patch, "--pretrain", str(tiny_model / "mxfp4"), "--ckpt_path", str(checkpoints))

@@ -18,7 +18,7 @@ from grpo.hooks.flag_aliases import Arguments
 from grpo.lora import adapter
 from grpo.lora.sync import check_sync
 from grpo.metrics.parity import Rollout
-from grpo.stack import cluster
+from grpo.stack import cluster, zygote
 
 from .rounding import make_batches
 
@@ -89,6 +89,7 @@ def make_compiling_environment() -> dict[str, str]:
     """
     kernels = f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}"
     return {
+        zygote.VARIABLE: "",  # no fork: PyTorch reads the next one when it is imported
         "TORCHDYNAMO_DISABLE": "0",
         "TORCHINDUCTOR_CACHE_DIR": kernels,
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # not tried anew in each process, which takes ten seconds
