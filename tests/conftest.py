@@ -24,11 +24,11 @@ def pytest_addoption(parser):
     )
 
 
-# Two processes run tests/stack, each its half in this order: three whole runs at once need more memory than 24 GB.
-# doors needs most, so the second half begins with what needs little.
+# Two processes run tests/stack, each its half in this order, for the sake of memory: two_nodes and agreement need most,
+# evaluate and one_gpu next.
 HALVES = (
-    ("end_to_end", "doors", "options", "resume", "two_nodes", "loss_and_lengths", "agreement"),
-    ("launcher_processes", "judge_process"),  # then the others
+    ("end_to_end", "doors", "options", "resume", "loss_and_lengths", "two_nodes", "agreement"),
+    ("evaluate", "one_gpu"),  # then the others
 )
 
 
