@@ -9,6 +9,7 @@ import ctypes
 import mmap
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -120,23 +121,26 @@ def give_back_caches() -> None:
     """Let a new key/value cache on a CPU take memory as it fills: vLLM writes zeros into all of it at the start."""
     from vllm.v1.worker.gpu_worker import Worker
 
-    original = Worker.initialize_from_config
+    original, make_zeros = Worker.initialize_from_config, torch.zeros
+
+    def make_and_give_back(*args: Any, **kwargs: Any) -> torch.Tensor:
+        give_back_zeros(zeros := make_zeros(*args, **kwargs))
+        return zeros
 
     def initialize_and_give_back(self: Worker, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
         runner: Any = self.model_runner
-        for cache in runner.kv_caches:
-            give_back_zeros(cache)
+        is_cpu = runner.device.type == "cpu"  # with a GPU, the system must not move pages that the GPU writes to
+        with mock.patch.object(torch, "zeros", make_and_give_back if is_cpu else make_zeros):
+            original(self, *args, **kwargs)
 
     Worker.initialize_from_config = initialize_and_give_back  # type: ignore[method-assign]
 
 
 def give_back_zeros(tensor: torch.Tensor) -> None:
-    """Free the memory under a tensor of zeros on a CPU. The system maps new zeros where it is used."""
-    if tensor.device.type == "cpu":
-        storage = tensor.untyped_storage()
-        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        if (size := end // mmap.PAGESIZE * mmap.PAGESIZE - first) > 0:
-            # Python's own madvise takes only its own mappings, and no address.
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    """Free the memory under a new tensor of zeros on a CPU. The system maps new zeros where it is used."""
+    storage = tensor.untyped_storage()
+    start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    if (size := end // mmap.PAGESIZE * mmap.PAGESIZE - first) > 0:
+        # Python's own madvise takes only its own mappings, and no address.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)

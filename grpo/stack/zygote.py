@@ -42,7 +42,8 @@ def keep_ids_apart() -> None:
         import ray.actor
         from ray import ActorClassID
 
-        ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: ActorClassID(os.urandom(ActorClassID.size())))
+        own = SimpleNamespace(from_random=lambda: ActorClassID(os.urandom(ActorClassID.size())))
+        ray.actor.ActorClassID = own  # type: ignore[misc, assignment]
 
 
 def start() -> None:
