@@ -28,7 +28,7 @@ def pytest_addoption(parser):
 # evaluate and one_gpu next.
 HALVES = (
     ("end_to_end", "doors", "options", "resume", "loss_and_lengths", "two_nodes", "agreement"),
-    ("evaluate", "one_gpu"),  # then the others
+    ("evaluate", "one_gpu", "routing_replay", "launcher_processes", "judge_process", "gpu_check"),
 )
 
 

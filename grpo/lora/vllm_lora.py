@@ -307,6 +307,6 @@ def _install() -> None:
 
 _install()
 router_capture.install()
-engine_base.give_back_caches()
+engine_base.let_caches_fill()
 cpu_matmul.install()  # the same matrix products as in the trainer
 rendezvous.install()  # vLLM imports this module before its workers meet

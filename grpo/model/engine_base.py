@@ -5,7 +5,6 @@ are rows of one weight, the vocabulary is padded, and Triton's kernels take the 
 rounds back: 0.1% of the base, which exists twice.
 """
 
-import ctypes
 import mmap
 from collections.abc import Iterator
 from typing import Any
@@ -117,30 +116,20 @@ def _untransposed(weight: Any) -> torch.Tensor:
     return data.mT
 
 
-def give_back_caches() -> None:
-    """Let a new key/value cache on a CPU take memory as it fills: vLLM writes zeros into all of it at the start."""
+def let_caches_fill() -> None:
+    """Let the key/value cache of an engine on a CPU take memory as it fills: vLLM writes zeros into all of it."""
     from vllm.v1.worker.gpu_worker import Worker
 
     original, make_zeros = Worker.initialize_from_config, torch.zeros
 
-    def make_and_give_back(*args: Any, **kwargs: Any) -> torch.Tensor:
-        give_back_zeros(zeros := make_zeros(*args, **kwargs))
-        return zeros
+    def map_cache(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dtype") != torch.int8:  # not bytes: something else
+            return make_zeros(*args, **kwargs)
+        return torch.frombuffer(mmap.mmap(-1, args[0]), dtype=torch.int8)  # zeros, which exist once they are used
 
-    def initialize_and_give_back(self: Worker, *args: Any, **kwargs: Any) -> None:
+    def initialize(self: Worker, *args: Any, **kwargs: Any) -> None:
         runner: Any = self.model_runner
-        is_cpu = runner.device.type == "cpu"  # with a GPU, the system must not move pages that the GPU writes to
-        with mock.patch.object(torch, "zeros", make_and_give_back if is_cpu else make_zeros):
+        with mock.patch.object(torch, "zeros", map_cache if runner.device.type == "cpu" else make_zeros):
             original(self, *args, **kwargs)
 
-    Worker.initialize_from_config = initialize_and_give_back  # type: ignore[method-assign]
-
-
-def give_back_zeros(tensor: torch.Tensor) -> None:
-    """Free the memory under a new tensor of zeros on a CPU. The system maps new zeros where it is used."""
-    storage = tensor.untyped_storage()
-    start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    if (size := end // mmap.PAGESIZE * mmap.PAGESIZE - first) > 0:
-        # Python's own madvise takes only its own mappings, and no address.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    Worker.initialize_from_config = initialize  # type: ignore[method-assign]
