@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psutil
 
 
-def wait_until(condition: Callable[[], bool], failure: str, seconds: float = 150) -> None:
+def wait_until(condition: Callable[[], bool], failure: str, seconds: float = 400) -> None:
     """Wait for a condition; fail with a message."""
     deadline = time.monotonic() + seconds
     while not condition():

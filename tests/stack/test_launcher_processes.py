@@ -24,7 +24,7 @@ from grpo.launch.supervise import processes, ray_head
 from grpo.launch.supervise.ray_head import RayHead
 from tests.supervised import find_processes, is_alive, list_children, read_command_line, wait_until
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1500)
 ROOT = Path(__file__).parents[2]
 SMALL = "RayHead(num_gpus=2, num_cpus=6, object_store_bytes=100_000_000)"
 
@@ -129,7 +129,7 @@ class Run:
         return pid
 
     def finish(self) -> str:
-        return self.launcher.communicate(timeout=150)[0]
+        return self.launcher.communicate(timeout=400)[0]
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def probe(address: str) -> int:
         env=make_environment(RAY_ADDRESS=address),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     if "sum 42" not in done.stdout:
         print(done.stdout, done.stderr)

@@ -25,7 +25,7 @@ from grpo.stack.command import format_count
 from grpo.stack.problem import Problem
 from grpo.stack.secrets import redact
 
-RAY_LOG, RAY_SECONDS = "ray-start.log", 180.0  # that Ray may take to start
+RAY_LOG = "ray-start.log"
 FAILED, STOPPED = 1, 3  # exit codes: the run failed; the parity gate stopped it
 _TICK, _TAIL_LINES = 0.2, 30
 
@@ -108,8 +108,8 @@ class _Supervisor:
         while not address:
             self._tick()
             address = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-            if time.monotonic() - started > RAY_SECONDS:
-                raise _Over(f"Ray did not start within {RAY_SECONDS:.0f} s", RAY_LOG)
+            if time.monotonic() - started > ray_head.START_SECONDS:
+                raise _Over(f"Ray did not start within {ray_head.START_SECONDS:.0f} s", RAY_LOG)
         self.environment["RAY_ADDRESS"] = address
         if is_cpu_stack():  # Ray tells its workers, and reads it once, when it is imported: the driver's forks share it
             pids = {child.name(): str(child.pid) for child in psutil.Process(self.ray.pid).children()}

@@ -50,7 +50,7 @@ def save_request(tmp_path: Path) -> SaveRequest:
 
 
 def wait_until_answered(request: SaveRequest) -> None:
-    wait_until(lambda: not request.is_open(), "nobody saved", 10)
+    wait_until(lambda: not request.is_open(), "nobody saved", 60)
 
 
 def test_the_last_completed_step_is_saved_as_it_was(trainer: Trainer, save_request: SaveRequest) -> None:

@@ -149,7 +149,7 @@ def test_endless_code_ends_at_its_deadline_with_its_process(code):
             async with asyncio.timeout(0.5):
                 await sandbox.run(code)
         assert not sandbox.is_open
-        wait_until(lambda: not is_alive(pid), "the guest outlived its deadline", 20)
+        wait_until(lambda: not is_alive(pid), "the guest outlived its deadline", 60)
 
     asyncio.run(run_late())
 
@@ -216,7 +216,7 @@ def test_guests_end_with_a_killed_engine():
     assert len(guests) == 3 and all(map(is_alive, guests))
     os.kill(engine.pid, signal.SIGKILL)
     engine.wait()
-    wait_until(lambda: not any(map(is_alive, guests)), "they outlived the engine", 20)
+    wait_until(lambda: not any(map(is_alive, guests)), "they outlived the engine", 60)
 
 
 CHECK = """
