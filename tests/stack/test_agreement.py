@@ -61,7 +61,8 @@ def forking_cluster(executor_on_cpu):
     """A Ray cluster whose workers are forks, as in a run: each would take half a GB."""
     with tempfile.TemporaryDirectory(prefix="ray-test-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv(zygote.VARIABLE, f"{folder}/zygote")
-        for name in ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart"):
+        # Workers are forked once they are needed, and are not nicer than what else runs on a busy machine.
+        for name in ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart", "RAY_worker_niceness"):
             patch.setenv(name, "0")
         patch.setattr(parameter, "RayParams", partial(parameter.RayParams, setup_worker_path=zygote.__file__))
         with start_ray(Path(folder), cpus=16, gpus=8):
