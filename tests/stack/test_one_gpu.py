@@ -2,6 +2,8 @@
 
 The experts have adapters, too. With evaluations and checkpoints. A run that is ended by SIGTERM saves its step;
 continued from an earlier checkpoint, it has the numbers of an undisturbed one, although its engine's core dies.
+
+Only here does one process map another's base, and does a run train on what an environment has rewritten.
 """
 
 import contextlib

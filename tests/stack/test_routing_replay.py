@@ -2,6 +2,8 @@
 
 Near a tie they may differ, since the engine rounds to bf16. How near is simulated; see rounding.py. The routers' inputs
 come from a pass in float32 with the recorded routing: where one choice differs, all later layers have other inputs.
+
+Other tests make up the routing that they replay; only an engine records one.
 """
 
 import asyncio
