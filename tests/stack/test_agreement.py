@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from ray._private import parameter
 from transformers import AutoTokenizer
 
 from benchmarks.sync import start_ray
+from grpo.launch.supervise import processes
 from grpo.metrics.parity import compare
 from grpo.stack import zygote
 
@@ -73,9 +75,15 @@ def forking_cluster(executor_on_cpu):
             with subprocess.Popen(command, env=variables, **pipes) as driver:
                 assert "started\n" in driver.stdout
                 yield
-                for process in psutil.Process(driver.pid).children(recursive=True):
-                    process.kill()  # an engine's core does not end with its actor, which did not start it
+                # An engine's core is the zygote's child, so it outlives its actor.
+                forks = psutil.Process(driver.pid).children(recursive=True)
+                memory = processes.find_shared_memory(fork.pid for fork in forks)
+                for fork in forks:
+                    with suppress(psutil.NoSuchProcess):
+                        fork.kill()
+                psutil.wait_procs(forks, timeout=60)
                 driver.stdin.close()
+        processes.remove_shared_memory(memory)
 
 
 @pytest.fixture(scope="module")

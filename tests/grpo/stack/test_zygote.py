@@ -12,6 +12,7 @@ import pytest
 
 from grpo.stack import zygote
 
+pytestmark = pytest.mark.timeout(900)
 DRIVER = """
 import os, time
 import torch
