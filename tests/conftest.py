@@ -24,8 +24,8 @@ def pytest_addoption(parser):
     )
 
 
-# Two processes run tests/stack, each its half in this order, for the sake of memory: two_nodes and agreement need most,
-# evaluate and one_gpu next.
+# Two processes run tests/stack, each one half, in this order. It keeps memory low: what needs most (two_nodes,
+# agreement) comes last in one half, and what needs next most (evaluate, one_gpu) first in the other.
 HALVES = (
     ("end_to_end", "doors", "options", "resume", "loss_and_lengths", "two_nodes", "agreement"),
     ("evaluate", "one_gpu", "routing_replay", "launcher_processes", "judge_process", "gpu_check"),

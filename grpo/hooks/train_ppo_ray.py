@@ -26,7 +26,7 @@ hand_on_template_variables = chat_template.pass_to_engines  # the engines' envir
 runtime_env = cluster.runtime_env
 engines_ready = cluster.engines_ready
 
-zygote.keep_ids_apart()  # before the driver's next imports
+zygote.keep_ids_apart()  # before OpenRLHF's imports, which make actor classes
 
 _judge: list[Any] = []  # it lives as long as this handle
 

@@ -117,15 +117,16 @@ def _untransposed(weight: Any) -> torch.Tensor:
 
 
 def let_caches_fill() -> None:
-    """Let the key/value cache of an engine on a CPU take memory as it fills: vLLM writes zeros into all of it."""
+    """Let an engine's key/value cache on a CPU take memory as it fills. vLLM would write zeros into all of it."""
     from vllm.v1.worker.gpu_worker import Worker
 
     original, make_zeros = Worker.initialize_from_config, torch.zeros
 
     def map_cache(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if kwargs.get("dtype") != torch.int8:  # not bytes: something else
+        if kwargs.get("dtype") != torch.int8:  # not the cache, which vLLM allocates as bytes
             return make_zeros(*args, **kwargs)
-        return torch.frombuffer(mmap.mmap(-1, args[0]), dtype=torch.int8)  # zeros, which exist once they are used
+        # Zeros that take memory only once they are used
+        return torch.frombuffer(mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE), dtype=torch.int8)
 
     def initialize(self: Worker, *args: Any, **kwargs: Any) -> None:
         runner: Any = self.model_runner

@@ -33,12 +33,12 @@ _contexts: Any = context
 
 
 def keep_ids_apart() -> None:
-    """Leave Ray's generator of random ids unused before the forks: they would share its state, and so draw equal ids.
+    """Leave Ray's generator of random ids unused before the forks: they would share its state and draw equal ids.
 
-    Two engines then name two calls of the judge alike, and Ray ends the judge. Call before a class becomes an actor's,
-    which is the only thing that an import draws an id for.
+    Two engines would then give two calls of the judge the same id, and Ray would end the judge. Call this before any
+    class becomes an actor class: of all that is imported, only that draws an id.
     """
-    if VARIABLE in os.environ:
+    if os.environ.get(VARIABLE):
         import ray.actor
         from ray import ActorClassID
 

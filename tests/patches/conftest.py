@@ -55,7 +55,9 @@ class World:
         code += (
             f"{before}\nfrom patches.__main__ import main\nsys.exit(main({[*words, '--target', str(self.package)]}))"
         )
+        # What a killed command leaves behind lies in the test's folder.
         environment = {"PYTHONPATH": str(Path(install.__file__).parents[1]), "PATH": "/usr/bin:/bin"}
+        environment["TMPDIR"] = str(self.site.parent)
         command = [sys.executable, "-P", "-c", code]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         return done.returncode, done.stdout + done.stderr

@@ -62,7 +62,7 @@ def test_no_window_holds_more_requests_than_the_quota(serve, make_chain, run) ->
     answers = run(ask_all(chain, 14))
     times = [request.time for request in server.requests]
     assert all(isinstance(answer, Answer) for answer in answers) and len(times) == 14
-    # A call may reach a server on a busy machine late.
+    # On a busy machine, a call may reach the server late.
     assert all(later - earlier > 1.0 for earlier, later in zip(times, times[5:], strict=False))
     answers = run(ask_all(make_chain(server, models=("only",), requests_per_window=2, deadline=1.5), 12))
     assert len(server.requests) - 14 == 2 == sum(isinstance(answer, Answer) for answer in answers)

@@ -52,7 +52,7 @@ def reward_func(queries, prompts, labels):
         time.sleep(0.2)
     return own.reward_func(queries, prompts, labels)
 """
-# Engines, TP, and actor ranks: the processes of the recipe take 10 GB, the others 7. Their kinds are the same.
+# Engines, TP, and actor ranks: the recipe's need more memory. Their kinds are the same.
 SHAPE, RECIPE = (1, 2, 2), (2, 2, 4)
 STEPS = 2  # until it is held
 PROMPTS = 8  # of a step

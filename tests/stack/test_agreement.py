@@ -3,6 +3,8 @@
 Real Ray, DeepSpeed and vLLM: a ZeRO-3 actor on two ranks with parameter offload; an engine with TP=2 through Ray's
 executor, and one that is compiled in pieces, both as on GPUs; the tiny model. Eager engines with TP=1 are compared in
 test_end_to_end.py and test_evaluate.py, and each finding of the parity gate in tests/grpo/metrics and tests/grpo/run.
+
+Only here are tensor parallelism through Ray and compiled engines compared with the trainer.
 """
 
 import os
@@ -60,10 +62,10 @@ def executor_on_cpu(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def forking_cluster(executor_on_cpu):
-    """A Ray cluster whose workers are forks, as in a run: each would take half a GB."""
+    """A Ray cluster whose workers are forks, as in a run. Started on its own, each would take half a GB."""
     with tempfile.TemporaryDirectory(prefix="ray-test-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv(zygote.VARIABLE, f"{folder}/zygote")
-        # Workers are forked once they are needed, and are not nicer than what else runs on a busy machine.
+        # Workers are forked when they are needed. Ray's default niceness of 15 would starve them on a busy machine.
         for name in ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart", "RAY_worker_niceness"):
             patch.setenv(name, "0")
         patch.setattr(parameter, "RayParams", partial(parameter.RayParams, setup_worker_path=zygote.__file__))

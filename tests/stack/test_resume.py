@@ -2,6 +2,8 @@
 
 An engine that is killed while it samples ends the attempt. The restart makes the same numbers.
 
+Only real runs show that the numbers after a restart are those of an undisturbed run.
+
 The checkpoint is of ranks that share the base. test_loss_and_lengths.py goes the other way, after a kill;
 test_one_gpu.py continues after a SIGTERM.
 """

@@ -89,7 +89,7 @@ def make_compiling_environment() -> dict[str, str]:
     """
     kernels = f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}"
     return {
-        zygote.VARIABLE: "",  # no fork: PyTorch reads the next one when it is imported
+        zygote.VARIABLE: "",  # not forked: PyTorch reads the next variable on import
         "TORCHDYNAMO_DISABLE": "0",
         "TORCHINDUCTOR_CACHE_DIR": kernels,
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # not tried anew in each process, which takes ten seconds

@@ -33,7 +33,7 @@ _REMEDIES = {
     r"CUDA (error: )?out of memory": "lower --micro_train_batch_size, --micro_rollout_batch_size, or lengths",
     r"node running low on memory": f"the machine lacks memory, so Ray killed a worker: {_FREE_MEMORY}",
 }
-_LAST_WORDS = "see what it wrote in its end: logs/ray-*/worker-*-PID.err of the run"
+_LAST_WORDS = "read its last lines in worker-*-PID.err: in the run's logs/ray-*, or in Ray's logs on its node"
 _NO_GRAPHS = "if this says nothing of another cause, start engines without CUDA graphs: --enforce_eager"
 _ROLES = {"LLMRayActor": "an engine", "RolloutRayActor": "an engine", "PolicyWorker": "an actor rank"}
 _ROLES |= {"JudgeActor": "the judge"}
