@@ -23,7 +23,11 @@ from .runs import ROOT, make_words, select_variables
 
 TOKEN = "0123456789abcdef" * 4
 PORT = 6379
-START_LIMIT = 180.0
+START_LIMIT = 400.0
+# Ray itself gives a node 30 seconds.
+RAY = f"""import sys; sys.path.append({str(ROOT)!r})
+from grpo.launch.supervise import ray_head; ray_head.wait_longer()
+from ray.scripts.scripts import main; main()"""
 OBJECT_STORE = 512 * 2**20  # what a tiny run asks for; only used pages take memory
 # What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most, and the checkout. No server for
 # names can be reached from it, and asking one takes 10 s each time.
@@ -77,13 +81,13 @@ class Node:
 
     def run(self, *words: object) -> str:
         """What a command on this node prints."""
-        return subprocess.run(self.make_command(*words), capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(self.make_command(*words), capture_output=True, text=True, timeout=400, check=True).stdout
 
     def lose(self) -> None:
         """Take the node away: its wire is cut first, as if it had lost its power."""
         subprocess.run(["ip", "-n", self.namespace, "link", "set", self.wire, "down"], check=True)
         os.kill(self.pid, signal.SIGKILL)
-        self.init.wait(60)
+        self.init.wait(400)
 
 
 @dataclass
@@ -106,7 +110,7 @@ class Cluster:
         """Start Ray on a node, as the docs say."""
         head = ("--head", f"--port={PORT}", "--include-dashboard=false")
         where = head if node is self.first else (f"--address={self.address}",)
-        words = ("-m", "ray.scripts.scripts", "start", *where, f"--node-ip-address={node.address}")
+        words = ("-c", RAY, "start", *where, f"--node-ip-address={node.address}")
         more = (f"--num-gpus={gpus}", "--num-cpus=8", f"--object-store-memory={OBJECT_STORE}")
         command = node.make_command(sys.executable, *words, *more, "--disable-usage-stats")
         # Workers that nobody has asked for would only take memory.
@@ -159,7 +163,7 @@ def two_nodes(folders: tuple[Path, Path], gpus: tuple[int, int]) -> Iterator[Clu
             if node.init.poll() is None:
                 with contextlib.suppress(ProcessLookupError, IndexError):
                     os.kill(node.pid, signal.SIGKILL)
-                node.init.wait(60)
+                node.init.wait(400)
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
@@ -170,7 +174,7 @@ def _begin(namespace: str, name: str, address: str, seen: Path) -> subprocess.Po
     process = subprocess.Popen(
         ["ip", "netns", "exec", namespace, *separate, "sh", "-euc", script], env={**os.environ, "FIRST": FIRST}
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + START_LIMIT
     while not _is_ready(process):
         assert process.poll() is None and time.monotonic() < deadline, "the node did not start"
         time.sleep(0.05)

@@ -57,12 +57,27 @@ def start_command(head: RayHead, folder: Path) -> list[str]:
 def main() -> None:
     """Act as the `ray` command, with changes that it has no option for.
 
-    It starts no client server, and no dashboard, not even one that serves nothing. It waits longer for the raylet,
-    whose agents are imported first: on a busy machine, or from a network disk that has not been read yet, that takes
-    more than the usual 30 seconds. On the CPU stack, the zygote forks its workers.
+    It starts no client server, and no dashboard, not even one that serves nothing. On the CPU stack, the zygote forks
+    its workers.
     """
     from ray._private import parameter, services
     from ray.scripts import scripts
+
+    wait_longer()
+    scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")  # keeps the client server off
+    services.start_api_server = lambda *_, **__: ("", None)
+    if zygote.VARIABLE in os.environ:
+        own = partial(parameter.RayParams, setup_worker_path=zygote.__file__)
+        parameter.RayParams = own  # type: ignore[misc, assignment]
+    scripts.main()
+
+
+def wait_longer() -> None:
+    """Let the Ray that this process starts wait longer for its raylet, whose agents are imported first.
+
+    On a busy machine, or from a network disk that has not been read yet, that takes more than the usual 30 seconds.
+    """
+    from ray._private import services
 
     get_node, until = services.get_node, time.monotonic() + 0.8 * START_SECONDS  # ends before the launcher does
 
@@ -75,13 +90,7 @@ def main() -> None:
                     raise
                 time.sleep(0.2)
 
-    scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")  # keeps the client server off
-    services.start_api_server = lambda *_, **__: ("", None)
-    if zygote.VARIABLE in os.environ:
-        own = partial(parameter.RayParams, setup_worker_path=zygote.__file__)
-        parameter.RayParams = own  # type: ignore[misc, assignment]
     services.get_node = wait_for_node
-    scripts.main()
 
 
 if __name__ == "__main__":
