@@ -31,8 +31,12 @@ def test_a_call_ends_with_its_time_and_its_connection(serve, make_chain, run, mo
     """No time-out of a single read ends what sends a byte now and then."""
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     server = serve(lambda number, model: gemini_server.Answer(fault=fault) if model == "first" else None)
-    started = time.monotonic()
-    answer = run(ask(make_chain(server, call_timeout=0.5, tries=2, deadline=60.0)))
+    started, chain = time.monotonic(), make_chain(server, call_timeout=0.5, tries=2, deadline=400.0)
+    generate = chain.client.generate
+    chain.client.generate = lambda settings, model, seconds, *rest: generate(
+        settings, model, seconds if model == "first" else 100.0, *rest
+    )
+    answer = run(ask(chain))
     assert isinstance(answer, Answer) and server.asked == ["first", "first", "second"]
     assert time.monotonic() - started >= 1.0
 
@@ -43,28 +47,30 @@ def test_whatever_comes_the_deadline_and_the_tries_hold(serve, make_chain, names
     faults = {name: gemini_server.Answer(fault=name) for name in ("hang", "trickle")} | {"good": says(GOOD)}
     table = faults | AGAIN | NEXT
     with GeminiServer(lambda number, model: table[names[number % len(names)]]) as server:
-        chain = make_chain(server, tries=2, deadline=2.0, call_timeout=3600.0)
+        chain, called = make_chain(server, tries=2, deadline=2.0, call_timeout=3600.0), list[str]()
+        generate = chain.client.generate
+        chain.client.generate = lambda settings, model, *rest: called.append(model) or generate(settings, model, *rest)
         answer = asyncio.run(ask(chain))  # the deadline ends a call that hangs
-        assert all(server.asked.count(model) <= 2 for model in chain.settings.models)
-        calls = answer.calls
-        assert calls == len(server.asked) and (calls == 6 or isinstance(answer, Answer) or calls >= 1)
+        assert all(called.count(model) <= 2 for model in chain.settings.models)
+        # The deadline may end a call before it reaches the server.
+        assert answer.calls == len(called) >= max(1, len(server.asked))
 
 
 def test_every_model_gets_its_share_of_the_deadline(serve, make_chain, run) -> None:
     server = serve(lambda number, model: gemini_server.Answer(fault="hang") if model != "third" else None)
-    answer = run(ask(make_chain(server, call_timeout=60.0, deadline=3.0)))
+    answer = run(ask(make_chain(server, call_timeout=60.0, deadline=12.0)))
     assert isinstance(answer, Answer) and answer.position == 2 and server.asked == ["first", "second", "third"]
 
 
 def test_no_window_holds_more_requests_than_the_quota(serve, make_chain, run) -> None:
     server = serve()
-    chain = make_chain(server, models=("only",), requests_per_window=5, window=2.0)
+    chain = make_chain(server, models=("only",), requests_per_window=5, window=4.0)
     answers = run(ask_all(chain, 14))
     times = [request.time for request in server.requests]
     assert all(isinstance(answer, Answer) for answer in answers) and len(times) == 14
     # On a busy machine, a call may reach the server late.
     assert all(later - earlier > 1.0 for earlier, later in zip(times, times[5:], strict=False))
-    answers = run(ask_all(make_chain(server, models=("only",), requests_per_window=2, deadline=1.5), 12))
+    answers = run(ask_all(make_chain(server, models=("only",), requests_per_window=2), 12))
     assert len(server.requests) - 14 == 2 == sum(isinstance(answer, Answer) for answer in answers)
 
 
@@ -97,18 +103,21 @@ def test_a_model_that_fails_is_spared_and_probed_by_one_call_until_it_answers(
     monkeypatch.setattr(module, "FIRST_DELAY", 0.0)
     is_away = [True]
     server = serve(lambda number, model: error(500) if model == "first" and is_away[0] else None, latency=0.1)
-    chain = make_chain(server, models=("first", "second"), tries=FAILURES_TO_OPEN, window=6.0)  # opens for 0.5 s
+    chain = make_chain(server, models=("first", "second"), tries=FAILURES_TO_OPEN, window=6000.0)
+    gate, pause = chain.gates["first"], 6000.0 * module.FIRST_OPEN  # none ends while the test runs
 
     async def story() -> None:
         await ask(chain)
         assert server.asked == ["first"] * FAILURES_TO_OPEN + ["second"]
         await ask_all(chain, 10)
         assert server.asked.count("first") == FAILURES_TO_OPEN, "while it is open, nobody asks"
-        await asyncio.sleep(0.6)
+        assert 0 < gate._open_until - time.monotonic() <= pause
+        gate._open_until = time.monotonic()
         await ask_all(chain, 10)
         assert server.asked.count("first") == FAILURES_TO_OPEN + 1, "one probe"
         is_away[0] = False
-        await asyncio.sleep(1.1)  # it opened for twice as long
+        assert pause < gate._open_until - time.monotonic() <= 2 * pause
+        gate._open_until = time.monotonic()
         await ask(chain)
         before = len(server.asked)
         await ask_all(chain, 10)
