@@ -7,17 +7,16 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks import checks, machine
 from benchmarks.checks import CHECKS, FAILED, PASSED, SKIPPED, Check, Passed, Skipped, run_all, run_apart, run_here
 from grpo.stack.problem import UserError
 from scripts import gpu_check
+from tests.supervised import is_alive, wait_until
 
 TOOLKIT = CHECKS[1]
 
@@ -71,27 +70,26 @@ def make_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def make(then: str) -> tuple[Check, Path]:
         (tmp_path / "strays.py").write_text(STRAYS.format(tmp_path / "pids", then))
-        return Check("one", "strays:check", "mend it", gpus=0, seconds=20), tmp_path / "pids"
+        return Check("one", "strays:check", "mend it", gpus=0, seconds=400), tmp_path / "pids"
 
     return make
 
 
 def assert_gone(pids: Path) -> None:
-    left = [int(pid) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
-    assert not [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()), "they outlived the check", 60)
 
 
 @pytest.mark.parametrize(
     ("then", "line"),
     [
         ("os.kill(os.getpid(), signal.SIGSEGV)", "its process ended with -11"),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)", "it was ended after 6 s"),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)", "it was ended after 30 s"),
         ("raise ValueError('no')", "ValueError: no"),
     ],
 )
 def test_what_a_check_started_ends_with_it_and_its_notes_stay(make_check, then: str, line: str) -> None:
     one, pids = make_check(then)
-    result = run_apart(replace(one, seconds=6) if "300" in then else one, 0)
+    result = run_apart(replace(one, seconds=30) if "300" in then else one, 0)
     assert (result.verdict, result.line, result.remedy) == (FAILED, line, "mend it")
     assert result.numbers == {"first_s": 2} and "a kernel crashed" in result.log
     assert_gone(pids)
@@ -113,12 +111,9 @@ def test_a_signal_to_gpu_check_ends_its_check_with_all_that_it_started(make_chec
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let it be ignored
     process = subprocess.Popen([sys.executable, "-c", GPU_CHECK, "--only", "driver"])
     signal.signal(signal.SIGINT, before)
-    deadline = time.monotonic() + 60
-    while not pids.is_file():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(pids.is_file, "the check did not start")
     process.send_signal(getattr(signal, name))
-    assert process.wait(60) == 128 + getattr(signal, name)
+    assert process.wait(400) == 128 + getattr(signal, name)
     assert_gone(pids)
 
 
@@ -164,7 +159,7 @@ def test_a_broken_pytorch_is_a_fault_and_no_crash(monkeypatch, tmp_path: Path) -
 
 def test_the_command_starts_on_a_machine_whose_stack_is_broken() -> None:
     code = "import sys, scripts.gpu_check; print([m for m in ('torch', 'ray', 'vllm') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -185,5 +180,5 @@ print("done")
 
 
 def test_pytorch_transformers_and_triton_are_enough_for_the_kernels_and_a_layer() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert done.stdout.endswith("done\n"), done.stderr

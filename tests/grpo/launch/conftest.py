@@ -307,4 +307,4 @@ def start(setting, save) -> Iterator[Callable[..., Run]]:
     yield begin
     for run in runs:
         run.launcher.terminate()
-        run.launcher.wait(timeout=150)
+        run.launcher.wait(timeout=400)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo.launch import __main__ as launch
-from grpo.launch import attempt, preflight, rendering
+from grpo.launch import attempt, hangs_and_onsets, preflight, rendering
 from grpo.launch.supervise import joined_cluster, processes
 from grpo.launch.supervise.supervisor import supervise
 from grpo.stack import machine
@@ -25,6 +25,7 @@ attempt.supervise = lambda job: supervise(replace(job, ray=None, grace=2.0))
 attempt.DRIVER = (sys.executable, str(TRAINER))
 attempt.LAUNCHER = (str(Path(__file__)),)
 attempt.FIRST_WAIT = 0.5
+hangs_and_onsets.FIRST_TIMES = 40.0
 joined_cluster.LOOK_AGAIN_SECONDS = 0.2
 joined_cluster.ROOM_SECONDS = float(os.environ.get("FAULTY_ROOM", "600"))
 

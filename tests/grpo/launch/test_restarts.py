@@ -135,7 +135,7 @@ def test_a_run_whose_guard_or_launcher_is_killed_does_not_restart(start) -> None
     ],
 )
 def test_a_signal_saves_before_it_ends_the_run_or_says_why_not(start, number: int, fault: dict, said: str) -> None:
-    run = start(4, [{"at": 4, **fault}], save_steps=2, eval_steps=2, sigterm_seconds=2)
+    run = start(4, [{"at": 4, **fault}], save_steps=2, eval_steps=2, sigterm_seconds=2 if fault.get("is_deaf") else 400)
     run.wait_for_step(3)
     os.kill(run.launcher.pid, number)
     output = run.finish()
@@ -148,7 +148,7 @@ def test_a_signal_saves_before_it_ends_the_run_or_says_why_not(start, number: in
 
 
 def test_a_second_ctrl_c_ends_at_once(start) -> None:
-    run = start(4, [{"at": 4, "is_deaf": True}], sigterm_seconds=60)
+    run = start(4, [{"at": 4, "is_deaf": True}], sigterm_seconds=400)
     run.wait_for_step(3)
     os.kill(run.launcher.pid, signal.SIGINT)
     wait_until((run.folder / ".save-request").exists, "nobody asked for a checkpoint")

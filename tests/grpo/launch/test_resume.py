@@ -232,7 +232,6 @@ def test_a_check_says_where_the_run_would_continue_and_how(setting, save, monkey
     assert said in capsys.readouterr().out
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"sources": 7}', '{"script": 7, "sources": {}}', '{"script": []}'])
 def test_what_no_launcher_wrote_is_refused_without_a_traceback(tmp_path, text: str | None) -> None:
     """Nor is a pipe in its place waited for."""
@@ -241,7 +240,6 @@ def test_what_no_launcher_wrote_is_refused_without_a_traceback(tmp_path, text: s
     assert run_command("--dry-run", "--resume", str(tmp_path)).returncode == 2
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("flags", [None, "", "\nFLAGS=(\n)\n", "\nFLAGS=(\n--held\n)\n", "\nFLAGS=(\n--seed '7\n)\n"])
 def test_a_damaged_command_is_refused_without_a_traceback(tmp_path, flags: str | None) -> None:
     (tmp_path / "config.json").write_text('{"script": [], "sources": {}}')

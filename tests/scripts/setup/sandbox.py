@@ -26,7 +26,9 @@ if "uninstall" in sys.argv:
         for folder in site.glob(name.replace("-", "_") + "-*.dist-info"):
             (folder / "INSTALLER").unlink()
     sys.exit()
-time.sleep(float(os.environ.get("UV_SLEEPS", 0)))
+until = time.monotonic() + float(os.environ.get("UV_WAITS", 0))
+while time.monotonic() < until and not (root / "uv-goes-on").exists():
+    time.sleep(0.05)
 for line in pathlib.Path(sys.argv[-1]).read_text().split():
     name, _, version = line.replace("-", "_").partition("==")
     for old in site.glob(name + "-*.dist-info"):

@@ -1,4 +1,7 @@
-"""The setup script in a sandbox, without network: a stand-in uv installs the two packages of a lock file."""
+"""The setup script in a sandbox, without network: a stand-in uv installs the two packages of a lock file.
+
+Only calls of the whole script show what a killed, a second, or a simultaneous one installs, compiles, and leaves alone.
+"""
 
 import os
 import shutil
@@ -7,6 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.supervised import wait_until
 
 from .sandbox import ROOT, count_uv_calls, run_setup, write_program
 
@@ -77,12 +82,13 @@ def test_an_edited_kernel_is_compiled_anew_and_a_broken_one_names_the_error(chec
 
 def test_two_at_once_install_once(checkout: Path) -> None:
     command = [str(checkout / "scripts" / "setup.sh"), "--cpu"]
-    environ = os.environ | {"UV_SLEEPS": "3"}
-    both = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sum("waiting for it" in output for output in outputs) == 1
-    assert count_uv_calls(checkout) == 1
+    said, environ = checkout / "said", os.environ | {"UV_WAITS": "400"}
+    with said.open("w") as output:
+        both = [subprocess.Popen(command, env=environ, stdout=output) for _ in range(2)]
+    wait_until(lambda: "waiting for it" in said.read_text(), "neither waits")
+    (checkout / "uv-goes-on").touch()
+    assert [process.wait() for process in both] == [0, 0]
+    assert said.read_text().count("waiting for it") == count_uv_calls(checkout) == 1
 
 
 def test_the_other_stack_is_removed_first(checkout: Path) -> None:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[4]
 SMALL = Limits(memory_mb=256, cpu_seconds=2, output_chars=1000)
 
 
-def attack(code, seconds=20.0, then="1 + 1", limits=SMALL):
+def attack(code, seconds=400.0, then="1 + 1", limits=SMALL):
     """Run code in a sandbox, then other code; return both texts, or None for what did not return."""
 
     async def run_both():

@@ -26,7 +26,7 @@ time.sleep(300)
 def test_marked_processes_are_found_by_their_exact_run_id(bystander) -> None:
     stray = subprocess.Popen(["sleep", "300"], env={processes.RUN_ID_VARIABLE: "abc"})
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 400
         while not Path(f"/proc/{stray.pid}/environ").read_bytes() and time.monotonic() < deadline:
             time.sleep(0.01)  # during its exec, a process has no environment
         assert [process.pid for process in processes.find_marked("abc")] == [stray.pid]
