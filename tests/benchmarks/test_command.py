@@ -35,7 +35,6 @@ def test_a_wrong_result_is_not_timed(monkeypatch, capsys) -> None:
     assert "differ" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(300)
 def test_save(capsys, monkeypatch) -> None:
     monkeypatch.setattr(ranks, "start_process", forked.Program)
     assert bench.main(["save", "--json", "--layers", "2"]) == 0
@@ -45,7 +44,6 @@ def test_save(capsys, monkeypatch) -> None:
     assert report["ours"] < report["stock"]
 
 
-@pytest.mark.timeout(300)
 def test_step() -> None:
     """In a process of its own: it loads modules of OpenRLHF without the patches."""
     sizes = {"layers": 1, "experts": 2, "intermediate": 64, "vocabulary": 512, "tokens": 64, "repeat": 1}

@@ -61,7 +61,7 @@ def test_the_job_starts_ray_on_every_node_and_the_launcher_on_the_first(environm
     environment |= {"FAKE_train_grpo": launcher, "GEMINI_API_KEY": "planted", "SEARCH_API_KEY": "of-a-reward"}
     environment["FAKE_srun"] = 'printf "%s %s\\n" "${GEMINI_API_KEY-none}" "$SEARCH_API_KEY" >"$FAKE_LOG.keys"'
     job = start(environment)
-    output, _ = job.communicate(timeout=60)
+    output, _ = job.communicate(timeout=400)
     assert job.returncode == 3, f"the launcher's exit code is that of the job: {output}"
     noted = Path(log).read_text().splitlines()
     assert [call for call in noted if call.startswith("ray start --head --node-ip-address=10.0.0.7 --port=6379")]
@@ -79,12 +79,12 @@ def test_slurms_signal_reaches_the_launcher_and_leaves_it_time_to_save(environme
     )
     job = start(environment | {"FAKE_train_grpo": launcher})
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 400
         while not (tmp_path / "up").exists():
             assert time.monotonic() < until and job.poll() is None
             time.sleep(0.05)
         job.send_signal(signal.SIGTERM)
-        output, _ = job.communicate(timeout=60)
+        output, _ = job.communicate(timeout=400)
     finally:
         job.kill()
     assert job.returncode == 143 and (tmp_path / "saved").exists(), output

@@ -38,7 +38,7 @@ def list_known() -> frozenset[str]:
             parsers.append(parse(module, [], patch))
     known = {option for parser in parsers for option in list_options(parser)}
     for name in ("setup", "test"):
-        done = subprocess.run([ROOT / "scripts" / f"{name}.sh", "--help"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([ROOT / "scripts" / f"{name}.sh", "--help"], capture_output=True, text=True)
         known |= set(_FLAG.findall(done.stdout))
     known |= set(_FLAG.findall((ROOT / "scripts" / "lock.sh").read_text()))
     return frozenset(known | {f"--{name}" for name in other_names.GONE} | OTHERS)

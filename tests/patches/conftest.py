@@ -59,7 +59,7 @@ class World:
         environment = {"PYTHONPATH": str(Path(install.__file__).parents[1]), "PATH": "/usr/bin:/bin"}
         environment["TMPDIR"] = str(self.site.parent)
         command = [sys.executable, "-P", "-c", code]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
     def read_status(self, capsys) -> dict:

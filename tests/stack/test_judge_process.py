@@ -19,6 +19,6 @@ def test_a_judge_that_has_died_is_noticed(ray_cluster, monkeypatch):
     judge_actor.require()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RayActorError):
-        ray.get(judge.__ray_ready__.remote(), timeout=60)
+        ray.get(judge.__ray_ready__.remote(), timeout=400)
     with pytest.raises(RuntimeError, match="judge"):
         judge_actor.require()

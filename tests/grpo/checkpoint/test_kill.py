@@ -82,7 +82,6 @@ def test_leftovers_of_killed_saves_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".step_6.old", "step_5"]
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_kill_at_any_instant(tmp_path: Path, existing: bool) -> None:
     codes, before = [], tmp_path / "before"

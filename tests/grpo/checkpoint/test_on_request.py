@@ -50,7 +50,7 @@ def save_request(tmp_path: Path) -> SaveRequest:
 
 
 def wait_until_answered(request: SaveRequest) -> None:
-    wait_until(lambda: not request.is_open(), "nobody saved", 60)
+    wait_until(lambda: not request.is_open(), "nobody saved")
 
 
 def test_the_last_completed_step_is_saved_as_it_was(trainer: Trainer, save_request: SaveRequest) -> None:
@@ -111,15 +111,15 @@ def test_a_request_waits_for_the_end_of_the_update(trainer: Trainer, save_reques
 def test_the_next_update_waits_for_the_checkpoint(trainer: Trainer, save_request: SaveRequest) -> None:
     trainer.step(1)
     saving, may_end = threading.Event(), threading.Event()
-    trainer.write = lambda: (saving.set(), may_end.wait(10))
+    trainer.write = lambda: (saving.set(), may_end.wait(400))
     save_request.ask()
-    assert saving.wait(10)
+    assert saving.wait(400)
     update = threading.Thread(target=trainer.step, args=(2,))
     update.start()
     update.join(0.5)
     assert update.is_alive(), "the ranks are saving"
     may_end.set()
-    update.join(10)
+    update.join(400)
     assert not update.is_alive()
 
 

@@ -13,7 +13,6 @@ from grpo.model.model_files import CheckpointError
 from grpo.run.run_files import saved_steps
 
 
-@pytest.mark.timeout(500)
 def test_peft_loads_what_was_saved_from_partitions(either_checkpoint, run_ranks, tmp_path):
     run_ranks(2, "save", either_checkpoint, tmp_path)
     directory = tmp_path / "checkpoints" / "step_3" / "adapter"

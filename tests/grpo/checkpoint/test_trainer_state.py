@@ -25,7 +25,6 @@ def trained_folder(checkpoint, run_ranks, folder):
     return folder
 
 
-@pytest.mark.timeout(500)
 def test_a_resumed_trainer_gives_the_same_numbers(trained_folder, checkpoint, run_ranks, tmp_path):
     """One whose run started from an adapter has a reference of its own, which does not move."""
     start = trained_folder / "step_1" / "adapter"
@@ -45,7 +44,6 @@ def test_a_resumed_trainer_gives_the_same_numbers(trained_folder, checkpoint, ru
         assert (actual[name] - expected[name]).norm() <= 0.05 * stepped, name
 
 
-@pytest.mark.timeout(500)
 def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained_folder, checkpoint, run_ranks, tmp_path):
     run_ranks(2, checkpoint, tmp_path, 4, "", 600, 4, "none", script=SCRIPT)
     for name in ("losses_0.json", "losses_1.json"):
@@ -57,7 +55,6 @@ def test_a_whole_base_on_each_rank_gives_the_same_numbers(trained_folder, checkp
         assert file.read_bytes() == (tmp_path / file.relative_to(trained_folder)).read_bytes()
 
 
-@pytest.mark.timeout(500)
 def test_a_whole_base_resumes_from_a_sharded_one(trained_folder, checkpoint, run_ranks, tmp_path):
     start = trained_folder / "step_3" / "adapter"
     run_ranks(2, checkpoint, tmp_path, 2, trained_folder / "step_1", 0, 4, "none", start, script=SCRIPT)
@@ -65,7 +62,6 @@ def test_a_whole_base_resumes_from_a_sharded_one(trained_folder, checkpoint, run
     assert expected.keys() == actual.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-@pytest.mark.timeout(500)
 def test_only_trained_parameters_are_saved(trained_folder):
     step = trained_folder / "step_4"
     numbers = sum(t.numel() for name, t in torch.load(trained_folder / "whole_4.pt").items() if name.endswith("master"))
@@ -74,7 +70,6 @@ def test_only_trained_parameters_are_saved(trained_folder):
     assert sorted(path.name for path in step.iterdir()) == ["adapter", "trainer"]
 
 
-@pytest.mark.timeout(500)
 def test_an_experts_adapter_without_a_token_keeps_its_bits(trained_folder):
     start = load_file(trained_folder / "step_0" / "adapter" / adapter_files.WEIGHTS)
     state = torch.load(trained_folder / "whole_2.pt")
@@ -92,7 +87,6 @@ def test_an_experts_adapter_without_a_token_keeps_its_bits(trained_folder):
     assert min(counts.values()) > 0, counts
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.parametrize(("ranks", "lora_rank", "names"), [(2, 8, "adapter"), (1, 4, "2 ranks")])
 def test_the_state_of_another_adapter_or_of_more_ranks_is_refused(
     trained_folder, checkpoint, run_ranks, tmp_path, ranks, lora_rank, names

@@ -84,7 +84,6 @@ def test_a_single_file_is_a_checkpoint_and_two_models_are_a_fault(copy: Path) ->
         ("quantization_config", "mxfp4"),
     ],
 )  # fmt: skip
-@pytest.mark.timeout(60)
 def test_a_config_without_a_number_or_an_object_is_refused(copy: Path, key: str, value: object) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {key: value}))

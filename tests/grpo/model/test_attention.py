@@ -100,7 +100,6 @@ def test_the_check_at_start_finds_what_is_lost(monkeypatch, fault):
         attention.check(make_config(), torch.device("cpu"))
 
 
-@pytest.mark.timeout(600)
 def test_kernels_in_the_interpreter():
     # In a separate process: Triton reads the variable on import.
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/gpu/test_kernels.py"]

@@ -33,7 +33,6 @@ def test_whole_model_is_bit_equal_to_transformers(either_checkpoint, reference, 
     assert is_bit_equal(ours, reference, packed)
 
 
-@pytest.mark.timeout(500)
 def test_partitions_are_bit_equal_to_transformers(either_checkpoint, checkpoint, reference, run_ranks, tmp_path):
     is_large = either_checkpoint == checkpoint
     world, offload, kind = (2, "offload", "packed") if is_large else (3, "no-offload", "bf16")

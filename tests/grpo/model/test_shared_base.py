@@ -48,7 +48,7 @@ class Owner:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(400)
 
 
 def start_owner(model: Path, folder: Path) -> Owner:

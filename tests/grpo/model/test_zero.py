@@ -1,16 +1,12 @@
 import subprocess
 import sys
 
-import pytest
 
-
-@pytest.mark.timeout(500)
 def test_many_gathers_are_exact(run_ranks):
     # Without stage3_allgather_sequential some of these gathers are wrong on gloo: they return too early.
     run_ranks(2, "gathers", "60")
 
 
-@pytest.mark.timeout(500)
 def test_a_gather_takes_twice_a_part_of_the_adapter(run_ranks):
     run_ranks(2, "gather_memory")
 

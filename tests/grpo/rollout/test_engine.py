@@ -47,7 +47,7 @@ class Engine:
 
     def _reward(self, queries, prompts, labels):
         self.begun += 1
-        assert self.reward.wait(30)
+        assert self.reward.wait(400)
         return {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
 
     async def collective_rpc(self, method, args):
@@ -60,7 +60,7 @@ class Engine:
 
 
 async def wait_until(condition) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(400):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -121,7 +121,7 @@ def test_all_samples_of_an_engine_wait_for_rewards_concurrently():
     samples = 64  # more than the 32 threads of asyncio's pool on the largest machine
 
     async def run():
-        actor, together = Engine(samples), threading.Barrier(samples, timeout=30)
+        actor, together = Engine(samples), threading.Barrier(samples, timeout=400)
         actor.actor.executor.reward_func = lambda *_, **__: {"rewards": float(together.wait() >= 0)}
         for end in actor.ends:
             end.set()
@@ -185,7 +185,7 @@ def test_an_actor_ends_with_its_core(how: str) -> None:
             else:
                 actor.stdin.write("\n")
                 actor.stdin.flush()
-            assert actor.wait(60) == 1
+            assert actor.wait(400) == 1
         finally:
             core.kill()
             actor.kill()

@@ -56,7 +56,6 @@ def test_a_number_that_is_larger_than_all_floats_breaks_its_line_and_digits_in_a
     assert [row["step"] for row in json_files.read_rows(file)] == [1] * is_read + [2]
 
 
-@pytest.mark.timeout(20)
 def test_only_files_with_an_end_are_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a path of a socket is short
     os.mkfifo("pipe")

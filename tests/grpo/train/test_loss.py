@@ -104,7 +104,7 @@ class Group:
     """Runs the same function on several ranks, threads here, that add up tensors as a group does."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.barrier, self.parts = size, threading.Barrier(size, timeout=20), {}
+        self.size, self.barrier, self.parts = size, threading.Barrier(size, timeout=400), {}
 
     def sum(self, rank: int, values: torch.Tensor) -> torch.Tensor:
         assert values.dtype == torch.float64

@@ -100,10 +100,10 @@ class Judged:
     def sample_step(self, step: Step) -> Drawn:
         number = int(step.name.removeprefix("train "))
         self.begun.append(number)
-        assert self.may_be_sampled[number].wait(60)
+        assert self.may_be_sampled[number].wait(400)
         if step.sampled is not None:
             step.sampled.set()
-        assert self.may_be_rewarded[number].wait(60)
+        assert self.may_be_rewarded[number].wait(400)
         if self.error:
             raise self.error
         return Drawn([SimpleNamespace(of=number, limit=step.max_new_tokens)], 1, False)

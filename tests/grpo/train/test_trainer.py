@@ -137,19 +137,19 @@ class Overlap:
             self.begun += 1
             batch, self.sampling = self.begun, self.sampling + 1
             self.changed.notify_all()
-            assert self.changed.wait_for(lambda: self.trained >= batch - 1, 60)
+            assert self.changed.wait_for(lambda: self.trained >= batch - 1, 400)
         time.sleep(0.2)  # a loop that does not wait for it has sent the adapter by then
         with self.changed:
             self.sampling -= 1
             step.sampled.set()
             if batch < 3:
-                assert self.changed.wait_for(lambda: self.begun > batch, 60)
+                assert self.changed.wait_for(lambda: self.begun > batch, 400)
         return sample_one_rollout(step)
 
     def update(self, _):
         with self.changed:
             if self.trained + 1 < 3:
-                assert self.changed.wait_for(lambda: self.sampling, 60)
+                assert self.changed.wait_for(lambda: self.sampling, 400)
             self.note("train")
             self.trained += 1
             self.changed.notify_all()
