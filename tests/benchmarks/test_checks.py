@@ -108,12 +108,13 @@ runpy.run_module("scripts.gpu_check", run_name="__main__")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_signal_to_gpu_check_ends_its_check_with_all_that_it_started(make_check, name: str) -> None:
     _, pids = make_check("time.sleep(300)")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have let it be ignored
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.SIG_DFL)  # a shell, or nohup, may have let it be ignored
     process = subprocess.Popen([sys.executable, "-c", GPU_CHECK, "--only", "driver"])
-    signal.signal(signal.SIGINT, before)
+    signal.signal(number, before)
     wait_until(pids.is_file, "the check did not start")
-    process.send_signal(getattr(signal, name))
-    assert process.wait(400) == 128 + getattr(signal, name)
+    process.send_signal(number)
+    assert process.wait(400) == 128 + number
     assert_gone(pids)
 
 
