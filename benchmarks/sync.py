@@ -104,7 +104,7 @@ def start_ray(folder: Path, cpus: int, gpus: int = 0) -> Iterator[None]:
     """
     import ray  # only now: it reads its variables when it is imported
 
-    ray_head.wait_longer()
+    ray_head.ease_start()
     mark = uuid.uuid4().hex
     try:
         with mock.patch.dict(os.environ, {"VLLM_RPC_BASE_PATH": str(folder), processes.RUN_ID_VARIABLE: mark}):

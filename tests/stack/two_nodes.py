@@ -26,7 +26,7 @@ PORT = 6379
 START_LIMIT = 400.0
 # Ray itself gives a node 30 seconds.
 RAY = f"""import sys; sys.path.append({str(ROOT)!r})
-from grpo.launch.supervise import ray_head; ray_head.wait_longer()
+from grpo.launch.supervise import ray_head; ray_head.ease_start()
 from ray.scripts.scripts import main; main()"""
 OBJECT_STORE = 512 * 2**20  # what a tiny run asks for; only used pages take memory
 # What a node does first: of the machine's /tmp and /dev/shm it sees a folder at most, and the checkout. No server for

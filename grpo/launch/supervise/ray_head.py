@@ -13,12 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo.stack import zygote
+from grpo.stack import cluster, zygote
 
 NOTICE_SECONDS = 3.0  # until Ray ends after one of its processes
 START_SECONDS = 300.0  # that Ray may take to start: on a busy machine, 120 were too few
 # In the folder of a run: what `ray start` writes once the cluster is up, and Ray's logs
 ADDRESS, LOGS = "ray/ray_current_cluster", "ray/session_latest/logs"
+# A raylet ends with its agent, so a process that only lives plays its part. Nobody listens on its ports, and root alone
+# could.
+_NO_AGENT = (
+    '--dashboard_agent_command=sh -c "exec sleep infinity"',
+    *("--dashboard_agent_listen_port=1", "--metrics_agent_port=2", "--metrics_export_port=3"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ def start_command(head: RayHead, folder: Path) -> list[str]:
         *("--disable-usage-stats", "--include-dashboard=false", "--no-monitor"),  # the last is the autoscaler's
         *(f"--temp-dir={folder / 'ray'}", f"--object-store-memory={head.object_store_bytes}"),
         *(f"--num-gpus={head.num_gpus}", f"--num-cpus={head.num_cpus}"),
-        *("--port=0", "--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
+        *("--port=0", "--min-worker-port=0", "--max-worker-port=0"),
+        f"--runtime-env-agent-port={cluster.free_port()}",  # a raylet chooses only within 15 seconds
     ]
 
 
@@ -60,10 +67,12 @@ def main() -> None:
     It starts no client server, and no dashboard, not even one that serves nothing. On the CPU stack, the zygote forks
     its workers.
     """
+    for name in ("ray.serve.scripts", "ray.dashboard.modules.job.cli"):  # whose imports take a second and 60 MB
+        sys.modules[name] = None  # type: ignore[assignment]  # Ray does without what it cannot import
     from ray._private import parameter, services
     from ray.scripts import scripts
 
-    wait_longer()
+    ease_start()
     scripts.get_ray_client_dependency_error = lambda: ImportError("not wanted")  # keeps the client server off
     services.start_api_server = lambda *_, **__: ("", None)
     if zygote.VARIABLE in os.environ:
@@ -72,14 +81,16 @@ def main() -> None:
     scripts.main()
 
 
-def wait_longer() -> None:
-    """Let the Ray that this process starts wait longer for its raylet, whose agents are imported first.
+def ease_start() -> None:
+    """Let this process start a raylet that has no dashboard agent, and wait longer for it than Ray's 30 seconds.
 
-    On a busy machine, or from a network disk that has not been read yet, that takes more than the usual 30 seconds.
+    The agent exports metrics that nobody reads, for 3 seconds of CPU time and 90 MB. A raylet dies if the agent has not
+    imported everything after 15 seconds: on a busy machine, or from a network disk that has not been read yet.
     """
     from ray._private import services
 
     get_node, until = services.get_node, time.monotonic() + 0.8 * START_SECONDS  # ends before the launcher does
+    start_process = services.start_ray_process
 
     def wait_for_node(*arguments: Any) -> Any:
         while True:
@@ -90,7 +101,11 @@ def wait_longer() -> None:
                     raise
                 time.sleep(0.2)
 
-    services.get_node = wait_for_node
+    def start(command: list[str], *arguments: Any, **named: Any) -> Any:
+        is_raylet = command[0] == services.RAYLET_EXECUTABLE
+        return start_process([*command, *_NO_AGENT] if is_raylet else command, *arguments, **named)
+
+    services.get_node, services.start_ray_process = wait_for_node, start
 
 
 if __name__ == "__main__":
