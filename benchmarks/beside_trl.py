@@ -3,8 +3,9 @@
     python -m benchmarks.beside_trl [--rounds 2] [--steps 3] [--json FILE] [-- OUR FLAGS]
 
 Both train a LoRA adapter of the tiny gpt-oss on the same problems from the same seeds, with as many rollouts, tokens
-and optimizer steps, with the grade of the answer as reward, without a judge, evaluations and checkpoints. TRL samples
-and trains in one process, in float32 and without gradient checkpointing, which costs it least on a CPU. It has an
+and optimizer steps, with the grade of the answer as reward. Ours goes without what TRL does not have or is not asked
+for: judge, evaluations, checkpoints, and the comparison of engines and trainer (`--parity_limit 0`). TRL samples and
+trains in one process, in float32 and without gradient checkpointing, which costs it least on a CPU. It has an
 environment of its own, `.cache/beside-trl`, which the first call makes (7 GB). Rounds take turns, each with a new seed.
 
 Seconds are user and system time of all processes, read ten times a second; what a process uses after its last reading
@@ -29,7 +30,10 @@ import psutil
 CHECKOUT = Path(__file__).resolve().parents[1]
 TINY, ENVIRONMENT = CHECKOUT / ".cache" / "tiny-model", CHECKOUT / ".cache" / "beside-trl"
 PINS = ("trl==1.16.0", "transformers==5.24.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==5.2.0", "torch==2.10.0")
-OURS = ("--no-judge", "--no-eval_at_start", "--eval_steps", "-1", "--save_steps", "-1", "--restarts", "0")
+OURS = (
+    *("--no-judge", "--no-eval_at_start", "--eval_steps", "-1", "--save_steps", "-1"),
+    *("--restarts", "0", "--parity_limit", "0"),
+)
 GROUP, MICRO_BATCH, OPTIMIZER_BATCH, UPDATES = 8, 16, 64, 2  # of a step, as `--tiny` has them
 _SUBREAPER = 36  # of prctl(2): orphans become children of this process
 

@@ -57,7 +57,7 @@ def start_command(head: RayHead, folder: Path) -> list[str]:
         *(f"--temp-dir={folder / 'ray'}", f"--object-store-memory={head.object_store_bytes}"),
         *(f"--num-gpus={head.num_gpus}", f"--num-cpus={head.num_cpus}"),
         *("--port=0", "--min-worker-port=0", "--max-worker-port=0"),
-        f"--runtime-env-agent-port={cluster.free_port()}",  # a raylet chooses only within 15 seconds
+        f"--runtime-env-agent-port={cluster.free_port()}",  # a raylet waits 15 seconds for the agent's choice
     ]
 
 
@@ -91,19 +91,23 @@ def ease_start() -> None:
 
     get_node, until = services.get_node, time.monotonic() + 0.8 * START_SECONDS  # ends before the launcher does
     start_process = services.start_ray_process
+    raylets: list[Any] = []
 
     def wait_for_node(*arguments: Any) -> Any:
         while True:
             try:
                 return get_node(*arguments)
             except RuntimeError:
-                if time.monotonic() > until:
+                if time.monotonic() > until or any(raylet.poll() is not None for raylet in raylets):
                     raise
                 time.sleep(0.2)
 
     def start(command: list[str], *arguments: Any, **named: Any) -> Any:
-        is_raylet = command[0] == services.RAYLET_EXECUTABLE
-        return start_process([*command, *_NO_AGENT] if is_raylet else command, *arguments, **named)
+        if command[0] != services.RAYLET_EXECUTABLE:
+            return start_process(command, *arguments, **named)
+        raylet = start_process([*command, *_NO_AGENT], *arguments, **named)
+        raylets.append(raylet.process)
+        return raylet
 
     services.get_node, services.start_ray_process = wait_for_node, start
 
