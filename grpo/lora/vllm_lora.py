@@ -30,6 +30,7 @@ from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.models.gpt_oss import GptOssForCausalLM, MLPBlock, OAIAttention
+from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -307,6 +308,7 @@ def _install() -> None:
 
 _install()
 router_capture.install()
-engine_base.let_caches_fill()
+if current_platform.is_cpu():
+    engine_base.bound_caches()
 cpu_matmul.install()  # the same matrix products as in the trainer
 rendezvous.install()  # vLLM imports this module before its workers meet

@@ -116,11 +116,21 @@ def _untransposed(weight: Any) -> torch.Tensor:
     return data.mT
 
 
-def let_caches_fill() -> None:
-    """Let an engine's key/value cache on a CPU take memory as it fills. vLLM would write zeros into all of it."""
-    from vllm.v1.worker.gpu_worker import Worker
+def bound_caches() -> None:
+    """Let an engine's key/value cache on a CPU take memory as it fills, and no more than its sequences can use.
 
-    original, make_zeros = Worker.initialize_from_config, torch.zeros
+    vLLM would write zeros into all of it, and use every block before it uses one again. Twice what all sequences need
+    at their greatest length also holds the prefixes of those that wait.
+    """
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    available, initialize = CPUWorker.determine_available_memory, CPUWorker.initialize_from_config
+    make_zeros = torch.zeros
+
+    def choose_size(self: CPUWorker) -> int:
+        specs = self.model_runner.get_kv_cache_spec().values()
+        sequence = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in specs)
+        return min(available(self), 2 * self.scheduler_config.max_num_seqs * sequence)
 
     def map_cache(*args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("dtype") != torch.int8:  # not the cache, which vLLM allocates as bytes
@@ -128,9 +138,5 @@ def let_caches_fill() -> None:
         # Zeros that take memory only once they are used
         return torch.frombuffer(mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE), dtype=torch.int8)
 
-    def initialize(self: Worker, *args: Any, **kwargs: Any) -> None:
-        runner: Any = self.model_runner
-        with mock.patch.object(torch, "zeros", map_cache if runner.device.type == "cpu" else make_zeros):
-            original(self, *args, **kwargs)
-
-    Worker.initialize_from_config = initialize  # type: ignore[method-assign]
+    CPUWorker.determine_available_memory = choose_size  # type: ignore[method-assign]
+    CPUWorker.initialize_from_config = mock.patch.object(torch, "zeros", map_cache)(initialize)  # type: ignore[method-assign]
