@@ -83,7 +83,6 @@ def forking_cluster(executor_on_cpu):
                 for fork in forks:
                     with suppress(psutil.NoSuchProcess):
                         fork.kill()
-                psutil.wait_procs(forks, timeout=60)
                 driver.stdin.close()
         processes.remove_shared_memory(memory)
 
