@@ -130,7 +130,7 @@ class ChunkedAttention(torch.autograd.Function):
         for queries, keys in _chunks(query.shape[2], mask.window):
             scores = _scores(grouped, key, mask, scaling, queries, keys)
             lse[..., queries] = torch.logaddexp(scores.logsumexp(-1), sink)
-            probabilities = (scores - lse[..., queries].unsqueeze(-1)).exp_().to(value.dtype)
+            probabilities = scores.sub_(lse[..., queries].unsqueeze(-1)).exp_().to(value.dtype)
             out[..., queries, :] = _unfold_heads(_fold_heads(probabilities) @ value[:, :, keys], probabilities)
         ctx.mask, ctx.scaling = mask, scaling
         ctx.save_for_backward(query, key, value, sinks, out, lse)
@@ -146,11 +146,11 @@ class ChunkedAttention(torch.autograd.Function):
         d_key, d_value = torch.zeros_like(key, dtype=lse.dtype), torch.zeros_like(value, dtype=lse.dtype)
         for queries, keys in _chunks(query.shape[2], ctx.mask.window):
             scores = _scores(grouped, key, ctx.mask, ctx.scaling, queries, keys)
-            probabilities = (scores - lse[..., queries].unsqueeze(-1)).exp_()
+            probabilities = scores.sub_(lse[..., queries].unsqueeze(-1)).exp_()
             part = _fold_heads(d_out[..., queries, :])
             d_value[:, :, keys] += _fold_heads(probabilities.to(part.dtype)).transpose(-1, -2) @ part
             d_scores = _unfold_heads(part @ value[:, :, keys].transpose(-1, -2), scores).to(lse.dtype)
-            d_scores = (d_scores - delta[..., queries].unsqueeze(-1)) * probabilities * ctx.scaling
+            d_scores = d_scores.sub_(delta[..., queries].unsqueeze(-1)).mul_(probabilities).mul_(ctx.scaling)
             folded = _fold_heads(d_scores.to(query.dtype))
             d_query[..., queries, :] = _unfold_heads(folded @ key[:, :, keys], scores)
             d_key[:, :, keys] += folded.transpose(-1, -2) @ _fold_heads(grouped[..., queries, :])
@@ -194,8 +194,8 @@ def _scores(
 ) -> torch.Tensor:
     """Return the masked scores of a chunk, fp32 or wider, ``[B, H_kv, H / H_kv, queries, keys]``."""
     part = grouped[..., queries, :]
-    scores = _unfold_heads(_fold_heads(part) @ key[:, :, keys].transpose(-1, -2), part).to(_widen_dtype(key)) * scaling
-    return scores.masked_fill_(~mask.visible(queries, keys), -torch.inf)
+    scores = _unfold_heads(_fold_heads(part) @ key[:, :, keys].transpose(-1, -2), part).to(_widen_dtype(key))
+    return scores.mul_(scaling).masked_fill_(~mask.visible(queries, keys), -torch.inf)
 
 
 def register() -> None:
