@@ -60,7 +60,7 @@ def _run(gpus: int, enforce_eager: str, steps: int, more: int = 0) -> Passed:
 
 def _list_flags(gpus: int) -> list[str]:
     """Return the box, and what else differs from a run."""
-    flags = ["--no-judge", "--restarts", "0", "--sigterm_seconds", "0"]
+    flags = ["--no-judge", "--restarts", "0", "--sigterm_seconds", "0", "--stage3_param_persistence_threshold", "0"]
     if gpus <= 1:
         return [*flags, "--gpus", "1"]
     counts = {"vllm_num_engines": 1, "vllm_tensor_parallel_size": 2 if gpus >= 4 else 1}

@@ -1,4 +1,4 @@
-"""bf16 matrix products through float32 on the CPU stack, which is fast on every CPU.
+"""bf16 matrix products through float32, which are fast on every CPU. Only the CPU stack has them.
 
 PyTorch uses oneDNN for bf16 products if the CPU has AVX-512, and a plain loop elsewhere, which is 5 to 30 times slower.
 oneDNN compiles code for each shape, which costs a tiny run 10% more CPU time and half a GB. These kernels multiply the

@@ -115,6 +115,7 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
 
     - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
       much as a token. An aborted call wastes at most that many tokens, and those in flight.
+    - vLLM counts nothing for each token and call: nobody reads its statistics.
     - Layers with a sliding window keep sampled tokens in the prefix cache. By default, vLLM 0.29 keeps only those of
       prompts, and a call that continues a rollout would compute all of it again.
     - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM moves its generator's
@@ -130,7 +131,7 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
     from vllm import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    mine: dict[str, Any] = {"stream_interval": 16}
+    mine: dict[str, Any] = {"stream_interval": 16, "disable_log_stats": True}
     if sequences is not None:
         largest = -(-sequences // _GRAPH_STEP) * _GRAPH_STEP  # vLLM cuts other numbers down to the next of its sizes
         mine |= {"max_num_seqs": sequences, "compilation_config": {"max_cudagraph_capture_size": largest}}

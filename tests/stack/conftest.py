@@ -42,10 +42,14 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(tiny_model, tmp_path_factory) -> Path:
-    """The run directory of six steps, two after a checkpoint, with a secret in the environment."""
+    """The run directory of six steps, two after a checkpoint, with a secret in the environment.
+
+    ZeRO-3 partitions its adapter, too, as that of the 120b.
+    """
     run_dir = tmp_path_factory.mktemp("runs") / "short"
     secret = "a-secret-that-must-not-leak"
     settings = {"save_steps": "4", "eval_steps": "8", "max_ckpt_num": "2", "WANDB_API_KEY": secret}
+    settings["stage3_param_persistence_threshold"] = "0"
     output = train("--run-dir", run_dir, "--steps", 6, **settings)
     assert "NO KEY: a local server answers instead of Gemini" in output
     return run_dir

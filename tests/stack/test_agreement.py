@@ -27,9 +27,11 @@ from benchmarks.sync import start_ray
 from grpo.launch.supervise import processes
 from grpo.metrics.parity import compare
 from grpo.stack import zygote
+from tests.supervised import is_alive
 
 from . import ray_on_cpu
 from .rounding import Rounding, compute_log_probs, load_reference_model, simulate
+from .runs import wait_for
 from .trainer_and_engines import (
     Stack,
     call_on_engine,
@@ -84,6 +86,7 @@ def forking_cluster(executor_on_cpu):
                     with suppress(psutil.NoSuchProcess):
                         fork.kill()
                 driver.stdin.close()
+            wait_for(lambda: not any(is_alive(fork.pid) for fork in forks))
         processes.remove_shared_memory(memory)
 
 

@@ -1,4 +1,4 @@
-"""The judge's process in a joined cluster: its death is noticed."""
+"""The judge's process in a joined cluster: its death is noticed. Only Ray itself tells of an actor that was killed."""
 
 import os
 import signal

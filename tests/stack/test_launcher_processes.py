@@ -62,7 +62,8 @@ class LLMRayActor:
     def start(self):
         sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
         core = subprocess.Popen(sleep)
-        detached = subprocess.Popen(sleep, start_new_session=True, env={})
+        own = {"GRPO_TESTS": os.environ.get("GRPO_TESTS", "")}
+        detached = subprocess.Popen(sleep, start_new_session=True, env=own)
         self.segment = shared_memory.SharedMemory(create=True, size=1000)
         return [os.getpid(), core.pid, detached.pid], self.segment.name
 

@@ -1,4 +1,7 @@
-"""Options of rollout, routing, loss, and lengths together. Each has its unit tests."""
+"""Options of rollout, routing, loss, and lengths together. Each has its unit tests.
+
+Only a whole run shows that none undoes another.
+"""
 
 import pytest
 from transformers import AutoTokenizer

@@ -115,9 +115,8 @@ class Cluster:
         command = node.make_command(sys.executable, *words, *more, "--disable-usage-stats")
         # Workers that nobody has asked for would only take memory.
         quiet = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
-        # A node ends this long after its head, and is lost after so many checks of up to 10 seconds, not a minute.
-        quick = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", "RAY_health_check_failure_threshold": "2"}
-        environment = self.make_environment(**quick, **quiet)
+        # A node ends this long after its head, not a minute.
+        environment = self.make_environment(RAY_gcs_rpc_server_reconnect_timeout_s="10", **quiet)
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, timeout=START_LIMIT,

@@ -1,4 +1,7 @@
-"""DeepSpeed's ZeRO-3 on two ranks, two samples each, against one process with the whole batch."""
+"""DeepSpeed's ZeRO-3 on two ranks, two samples each, against one process with the whole batch.
+
+Only real ranks divide a batch, reduce gradients, and gather parameters.
+"""
 
 import pytest
 import torch

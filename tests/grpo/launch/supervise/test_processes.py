@@ -24,7 +24,8 @@ time.sleep(300)
 
 
 def test_marked_processes_are_found_by_their_exact_run_id(bystander) -> None:
-    stray = subprocess.Popen(["sleep", "300"], env={processes.RUN_ID_VARIABLE: "abc"})
+    own = {"GRPO_TESTS": os.environ.get("GRPO_TESTS", "")}
+    stray = subprocess.Popen(["sleep", "300"], env=own | {processes.RUN_ID_VARIABLE: "abc"})
     try:
         deadline = time.monotonic() + 400
         while not Path(f"/proc/{stray.pid}/environ").read_bytes() and time.monotonic() < deadline:

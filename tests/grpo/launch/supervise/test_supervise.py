@@ -33,8 +33,9 @@ def main():
 
 sys.exit(processes.guard(main))
 """
-# A stand-in for the trainer. It starts: a child; one that detaches and has an empty environment; one that answers a
-# SIGTERM with new shared memory; and holds a shared-memory segment. Then it ends as it is told.
+# A stand-in for the trainer. It starts: a child; one that detaches and has no variable but that by which
+# scripts/test.sh ends it; one that answers a SIGTERM with new shared memory; and holds a shared-memory segment. Then it
+# ends as it is told.
 DRIVER = """
 import json, multiprocessing, os, signal, subprocess, sys, time
 from multiprocessing import resource_tracker, shared_memory
@@ -56,7 +57,8 @@ detach = [sys.executable, "-c", "import os, sys, time; os.fork() and os._exit(0)
 child = subprocess.Popen(sleep)
 answering = subprocess.Popen(stubborn, stdout=subprocess.PIPE)
 answering.stdout.readline()
-detached = subprocess.Popen(detach, stdout=subprocess.PIPE, env={})
+own = {"GRPO_TESTS": os.environ.get("GRPO_TESTS", "")}
+detached = subprocess.Popen(detach, stdout=subprocess.PIPE, env=own)
 pids = [os.getpid(), child.pid, answering.pid, int(detached.stdout.readline())]
 segment = shared_memory.SharedMemory(create=True, size=1000)
 semaphore = multiprocessing.get_context("spawn").Lock()
