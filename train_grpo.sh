@@ -4,7 +4,7 @@
 # 100 steps of the README's command take 4.0 hours if every response reaches the limit (calculated, not measured).
 # `./train_grpo.sh --plan` prints memory, hours, and cost of what stands here.
 #
-#   ./train_grpo.sh --tiny                            tiny gpt-oss without a GPU: 2 minutes on 2 cores, 6 GB
+#   ./train_grpo.sh --tiny                            tiny gpt-oss without a GPU: 2 minutes on 2 cores, 5 GB
 #   TRAIN_DATA=... EVAL_DATA=... ./train_grpo.sh      gpt-oss-120b on your problems
 #   ./train_grpo.sh --actor_learning_rate 3e-5        any flag; the command line wins over this file
 #   ./train_grpo.sh --no-judge                        --no-NAME turns a switch off
