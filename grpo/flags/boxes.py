@@ -35,7 +35,7 @@ _TINY: Values = {
     "lr_scheduler": "constant_with_warmup",
     "lora_rank": 8,
     "lora_alpha": 16,
-    "stage3_param_persistence_threshold": 4096,  # partitions the matrices of the base alone: saves time
+    "stage3_param_persistence_threshold": 4096,  # only matrices of the base are partitioned: saves time
     "num_episodes": 1,
     "max_steps": 10,
     "save_steps": 5,

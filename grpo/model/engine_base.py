@@ -119,8 +119,8 @@ def _untransposed(weight: Any) -> torch.Tensor:
 def bound_caches() -> None:
     """Let an engine's key/value cache on a CPU take memory as it fills, and no more than its sequences can use.
 
-    vLLM would write zeros into all of it, and use every block before it uses one again. It gets twice what all
-    sequences need at their greatest length: the rest keeps prefixes for later calls.
+    vLLM would write zeros into all of it, and use every block before it uses one again. The cache gets twice what all
+    sequences need at their greatest length; the other half keeps prefixes for later calls.
     """
     from vllm.v1.worker.cpu_worker import CPUWorker
 

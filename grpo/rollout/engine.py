@@ -115,7 +115,7 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
 
     - Streamed calls (:mod:`grpo.rollout.budgeted_rollout`) report 16 tokens at a time: a report costs the process as
       much as a token. An aborted call wastes at most that many tokens, and those in flight.
-    - vLLM counts nothing for each token and call: nobody reads its statistics.
+    - vLLM collects no statistics, since nobody reads them.
     - Layers with a sliding window keep sampled tokens in the prefix cache. By default, vLLM 0.29 keeps only those of
       prompts, and a call that continues a rollout would compute all of it again.
     - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM moves its generator's

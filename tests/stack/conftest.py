@@ -44,7 +44,7 @@ def tiny_model() -> Path:
 def finished_run(tiny_model, tmp_path_factory) -> Path:
     """The run directory of six steps, two after a checkpoint, with a secret in the environment.
 
-    ZeRO-3 partitions its adapter, too, as that of the 120b.
+    ZeRO-3 partitions its adapter, as it does with the 120b.
     """
     run_dir = tmp_path_factory.mktemp("runs") / "short"
     secret = "a-secret-that-must-not-leak"

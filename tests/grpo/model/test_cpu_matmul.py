@@ -56,9 +56,9 @@ def test_other_dtypes_are_left_alone(name, dtype):
     assert torch.equal(product, expected)
 
 
-@pytest.mark.skipif(not is_cpu_stack(), reason="scripts/env.sh sets how MKL computes on the CPU stack alone")
+@pytest.mark.skipif(not is_cpu_stack(), reason="only the CPU stack sets MKL_CBWR")
 def test_a_row_has_the_same_product_in_every_batch():
-    """Otherwise an engine's log-probs depend on which calls it answers together. scripts/env.sh sets what MKL does."""
+    """Otherwise an engine's log-probs depend on which calls it answers together. MKL_CBWR ensures it."""
     x, weight = torch.randn(64, 65), torch.randn(65, 33)
     whole = x @ weight
     for rows in (1, 2, 3, 7, 16, 63):
