@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Compare both on a sequence of `--tokens`."""
     from openrlhf.models.actor import Actor
 
-    cpu_matmul.install()  # for both: it is not under comparison
+    cpu_matmul.install(torch.float32)  # for both: it is not under comparison
     args, batch = _arguments(options.tokens), _draw_rollout(options.tokens, options.vocabulary)
     with tempfile.TemporaryDirectory() as scratch:
         packed, whole, package = (Path(scratch, name) for name in ("mxfp4", "bf16", "openrlhf"))

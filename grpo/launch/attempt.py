@@ -112,7 +112,8 @@ def _summary(files: RunFiles, config: Config, progress: Progress, end: End) -> l
     if adapter := find_adapter(*places):
         lines.append(run_dir.describe_evaluation(config, adapter))
     if progress.metrics.rows or progress.evals.rows:
-        lines.append(f"report       {run_dir.build_shell_command('scripts.report', str(files.folder))}")
+        for name in ("report", "diagnose"):
+            lines.append(f"{name:<13}{run_dir.build_shell_command(f'scripts.{name}', str(files.folder))}")
     if end.code == 0:
         lines.append(f"again        {files.command}")
     if end.cause:

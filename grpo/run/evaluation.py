@@ -21,7 +21,7 @@ from grpo.run import eval_metric
 from grpo.run.eval_metric import SCORE
 from grpo.run.records import Record, index_by_prompt, read_answer, summarize, summarize_by_source
 from grpo.run.run_log import RunLog
-from grpo.run.sample_records import gold, numbers
+from grpo.run.sample_records import gold, list_token_ids, numbers
 from grpo.stack.upstream import Arguments, PromptLoader, Tokenizer
 
 logger = logging.getLogger("openrlhf.grpo.evaluation")
@@ -129,6 +129,7 @@ def describe(
         problem, seed = problems[prompt], seed_of(prompt) + drawn[prompt]
         text = make_record_fields(tokenizer, response_tokens(sample), bool(logs["truncated"]))
         about = {**problem, "sample": drawn[prompt], "label": gold(sample.labels[0]), "seed": seed, "prompt": prompt}
+        about["token_ids"] = list_token_ids(sample)
         score = math.nan if sample.scores is None else float(sample.scores[0])
         grade = {"measure": SCORE, "score": score} if is_score else {"correct": score}
         grade = {**read_answer(about | text), **grade, **logs}

@@ -75,7 +75,7 @@ class ParityGate:
         self._left = self._left - 1 if waiting else 0
         if not waiting:
             return ""
-        then = "the next step is compared too" if self._left else f"no other step is compared after {MOST}"
+        then = "the next step, if any, is compared too" if self._left else f"no other step is compared after {MOST}"
         return f"too few tokens to judge {', '.join(waiting)}: {then}"
 
     def _score(self, batches: Sequence[Batch], samples: Sequence[Sample], inputs: Mapping[str, Any]) -> list[Rollout]:

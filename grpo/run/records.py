@@ -16,8 +16,9 @@ What the grader says about it:
 A conversation's record has its `ending`, `messages`, `score`, `reward`, and the logs of the environment, which gave
 them.
 
-A run's records also have the logs of the reward function, from which their `correct` comes. With a reward of the user's
-own, `measure` is "score" (:mod:`grpo.run.eval_metric`), and `score` counts instead of `correct`.
+A run's records also have the `token_ids` of samples/step_N.jsonl (:mod:`grpo.run.sample_records`), and the logs of the
+reward function, from which their `correct` comes. With a reward of the user's own, `measure` is "score"
+(:mod:`grpo.run.eval_metric`), and `score` counts instead of `correct`.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 Record = dict[str, Any]
 
 _MEANS = ("truncated", "response_length", "answer_length")
-TEXTS = ("prompt", "response", "messages", "conversation")  # of a sample, which its grade leaves out
+TEXTS = ("prompt", "response", "messages", "conversation", "token_ids")  # of a sample, which its grade leaves out
 
 
 def grade_sample(sample: Record) -> Record:

@@ -56,7 +56,7 @@ def describe_samples(
 def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, Any]) -> Record:
     tokens = response_tokens(sample)
     response = decode_tokens(tokenizer, tokens)
-    rows = [row.sequences[row.attention_mask.bool()].tolist() for row in (*get_branches(sample), sample)]
+    rows = list_token_ids(sample)
     return {
         "sample": index,
         "prompt": sample.prompts[0],
@@ -69,6 +69,11 @@ def _describe(index: int, sample: Sample, tokenizer: Tokenizer, logs: dict[str, 
         "token_ids": rows,
         **logs,
     }
+
+
+def list_token_ids(sample: Sample) -> list[list[int]]:
+    """Return the tokens of each row of a rollout, prompt included, branches first."""
+    return [row.sequences[row.attention_mask.bool()].tolist() for row in (*get_branches(sample), sample)]
 
 
 def gold(label: Any) -> Any:

@@ -77,7 +77,7 @@ class PolicyWorker(BaseModelActor):
         args = self.args
         (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
         get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
-        cpu_matmul.install()
+        cpu_matmul.install(torch.float32)
         deepspeed.init_distributed(timeout=timedelta(minutes=60))  # OpenRLHF's limit; DeepSpeed's is 30
         world_size = dist.get_world_size()
         return Ranks(world_size, args.train_batch_size // args.micro_train_batch_size // world_size)

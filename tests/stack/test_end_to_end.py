@@ -104,18 +104,16 @@ def test_evaluations_before_and_after(finished_run):
 @pytest.mark.timeout(900)
 def test_each_token_of_a_greedy_answer_is_the_likeliest(finished_run, tiny_model):
     """Up to ties, while samples of the same policy, the base model, differ from it."""
-    model, tokenizer = load_reference_model(tiny_model / "mxfp4"), AutoTokenizer.from_pretrained(tiny_model / "mxfp4")
+    model = load_reference_model(tiny_model / "mxfp4")
 
     def count_unlikely(name: str) -> int:
         """How many tokens of 24 answers are not the likeliest by 0.1 nat."""
         found = 0
         for record in read_lines(finished_run / "samples" / f"{name}_0.jsonl")[:24]:
-            prompt, answer = (
-                tokenizer.encode(record[part], add_special_tokens=False) for part in ("prompt", "response")
-            )
-            assert len(answer) == record["response_length"]
-            [after] = compute_distributions(model, [prompt + answer])
-            values = after[len(prompt) - 1 : -1]
+            [tokens] = record["token_ids"]
+            answer = tokens[-int(record["response_length"]) :]
+            [after] = compute_distributions(model, [tokens])
+            values = after[-len(answer) - 1 : -1]
             found += int((values.max(-1).values - values[torch.arange(len(answer)), answer] > 0.1).sum())
         return found
 

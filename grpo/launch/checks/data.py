@@ -152,7 +152,7 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
 
 
 def _fit_sizes(args: Namespace, ranks: int, prompts: int | None) -> dict[str, int]:
-    """Return the sizes that a run can have: the given ones where they divide, and smaller ones, or one batch, if not.
+    """Return the sizes that a run can have: those given where they divide, smaller ones or the nearest batch if not.
 
     Each rank gets as many rollouts as the others, in whole batches and micro-batches.
     """
@@ -164,9 +164,9 @@ def _fit_sizes(args: Namespace, ranks: int, prompts: int | None) -> dict[str, in
     if prompts is not None and prompts < unit:
         group, unit = math.lcm(group, ranks), 1
     drawn = max(unit, drawn // unit * unit)
-    rollouts, batch = drawn * group, args.train_batch_size
-    if rollouts % batch or batch % ranks:
-        batch = rollouts
+    rollouts = drawn * group
+    batches = [size for size in range(ranks, rollouts + 1, ranks) if rollouts % size == 0]
+    batch = min(batches, key=lambda size: abs(size - args.train_batch_size))
     return {
         "n_samples_per_prompt": group,
         "rollout_batch_size": drawn,

@@ -103,7 +103,7 @@ def run_passes(trained) -> list[torch.Tensor]:
 def main(
     path: str, out: str, steps: str, resume_from: str, persistent: str, lora_rank: str, shard: str, start: str = ""
 ) -> None:
-    cpu_matmul.install()
+    cpu_matmul.install(torch.float32)
     torch.manual_seed(0)  # the adapter's first weights
     trained = make_engine(path, int(persistent), int(lora_rank), shard, start)
     of_zero3 = {name for name, parameter in trained.module.named_parameters() if hasattr(parameter, "ds_id")}

@@ -40,6 +40,7 @@ def sample(tokenizer):
         return SimpleNamespace(
             prompts=[prompt], labels=[label], scores=torch.tensor([score]),
             sequences=torch.tensor([[1, 2, 3, *tokens, 0, 0]]),
+            attention_mask=torch.tensor([[1] * (3 + len(tokens)) + [0] * 2]),
             action_mask=torch.tensor([[0.0] * 2 + [1.0] * len(tokens) + [0.0] * 2]),
             info={key: torch.tensor([value]) for key, value in numbers.items()},
         )  # fmt: skip
@@ -77,7 +78,7 @@ def test_records_match_a_manual_evaluation(sample, tokenizer, response, expected
     by_hand.pop("finish_reason")
     graded = records.grade_sample(by_hand)
     assert {key: record[key] for key in graded} == graded
-    assert record["response"] == response
+    assert record["response"] == response and record["token_ids"] == [[1, 2, 3, *tokens]]
     assert {key: record[key] for key in expected} == expected
     assert records.grade_sample(record) == {key: value for key, value in record.items() if key not in records.TEXTS}
 
@@ -119,6 +120,7 @@ def test_with_a_budget_records_match_a_manual_evaluation(sample, tokenizer, firs
     reward = reward_func(["<a>" + tokenizer.decode(rollout.response)], ["<a>"], [LABEL])["extra_logs"]
     made = sample("<a>", 0.0, "", LABEL, **logs, **reward)
     made.sequences = torch.tensor([response["observation_tokens"]])
+    made.attention_mask = torch.ones_like(made.sequences)
     made.action_mask = torch.zeros(1, len(rollout.trajectory.tokens) - 1)
     for start, end in response["action_ranges"]:
         made.action_mask[0, start - 1 : end - 1] = 1

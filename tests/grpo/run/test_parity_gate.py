@@ -104,7 +104,7 @@ def list_waits(gate, step, **options):
 
 def test_steps_of_few_rollouts_are_compared_together_until_each_engine_is_judged():
     gate = Gate(ranks=1)
-    waits = "too few tokens to judge engine 0, engine 1: the next step is compared too"
+    waits = "too few tokens to judge engine 0, engine 1: the next step, if any, is compared too"
     assert list_waits(gate, 1) == [(1, 1, "")], "without an adapter, the gate stays closed anyway"
     for step in range(2, 6):
         assert list_waits(gate, step, adapter=0.1) == [(2, step - 1, waits)]
@@ -116,7 +116,7 @@ def test_an_engine_that_hardly_samples_does_not_keep_the_gate_closed(monkeypatch
     gate = Gate(ranks=1)
     said = [waits for step in (1, 2, 3, 4) for _, _, waits in list_waits(gate, step, adapter=0.1)]
     assert said[1:] == [f"too few tokens to judge engine 0, engine 1: {then}" for then in (
-        "the next step is compared too", "no other step is compared after 3"
+        "the next step, if any, is compared too", "no other step is compared after 3"
     )]  # fmt: skip
 
 

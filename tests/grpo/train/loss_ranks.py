@@ -112,7 +112,7 @@ def compute_base(trained, one: SimpleNamespace) -> torch.Tensor:
 
 
 def main(path: str, out: str, aggregation: str, micro_batch: str, shard: str, description: str = "") -> None:
-    cpu_matmul.install()
+    cpu_matmul.install(torch.float32)
     size = int(micro_batch)
     trained, ranks, rank = make_engine(path, size, shard, description), dist.get_world_size(), dist.get_rank()
     loss = PolicyLoss(make_arguments(aggregation))

@@ -17,7 +17,7 @@ def test_any_micro_batches_give_the_gradient_of_the_whole_batch(run_ranks, check
     run_ranks(2, checkpoint, tmp_path, "token_mean", micro_batch, shard, script="train/loss_ranks.py")
     saved = torch.load(tmp_path / "results.pt")
 
-    cpu_matmul.install()
+    cpu_matmul.install(torch.float32)
     model = loading.load_gpt_oss(checkpoint)
     samples = [loss_ranks.join_samples([sample]) for sample in loss_ranks.make_samples()]
     with torch.no_grad():
