@@ -79,7 +79,7 @@ def _draw(
     plot.axis.minor_tick_line_color = None
     if metric.healthy:
         ends = {name: end for name, end in zip(("bottom", "top"), metric.healthy, strict=True) if end is not None}
-        plot.add_layout(BoxAnnotation(fill_color="green", fill_alpha=0.06, line_color=None, **ends))  # type: ignore[arg-type]
+        plot.add_layout(BoxAnnotation(fill_color="green", fill_alpha=0.06, line_color=None, **ends))
     for step, color in marks:
         plot.add_layout(Span(location=step, dimension="height", line_color=color, line_dash="dashed", line_alpha=0.7))
     for number, (points, held, ends) in enumerate(curves):
