@@ -24,39 +24,48 @@ def pytest_addoption(parser):
     )
 
 
-# Two processes run tests/stack, each one half, in this order. It keeps memory low: what needs most (two_nodes,
+# Two processes run what takes long, each one half, in this order. It keeps memory low: what needs most (two_nodes,
 # agreement) comes last in one half, and what needs next most (evaluate, one_gpu) first in the other.
 HALVES = (
-    ("end_to_end", "doors", "options", "resume", "loss_and_lengths", "two_nodes", "agreement"),
-    ("evaluate", "one_gpu", "routing_replay", "launcher_processes", "judge_process", "gpu_check"),
+    ("end_to_end", "doors", "options", "resume", "two_nodes", "agreement"),
+    ("evaluate", "one_gpu", "loss_and_lengths", "routing_replay", "launcher_processes", "judge_process", "gpu_check"),
+)
+# These start programs that are forked (tests/forked.py), as evaluate does. From what they are forked takes 8 seconds of
+# CPU time and 0.6 GB, so they run in the same process.
+FORKED = (
+    *("benchmarks/test_command.py", "benchmarks/test_hardware_checks.py"),
+    *(f"grpo/checkpoint/test_{name}.py" for name in ("damage", "saving", "trainer_state")),
+    *("grpo/model/test_loading.py", "grpo/model/test_shared_base.py", "grpo/model/test_zero.py"),
+    "grpo/train/test_loss_ranks.py",
 )
 
 
 def _find_half(file: str) -> tuple[int, int] | None:
-    """Return which half of tests/stack a file belongs to, and its place there; None for other files."""
-    if not file.startswith("tests/stack/"):
-        return None
+    """Return which half a file belongs to, and its place there; None for other files."""
     name = Path(file).stem.removeprefix("test_")
-    places = [(half, files.index(name)) for half, files in enumerate(HALVES) if name in files]
-    return places[0] if places else (1, len(HALVES[1]))
+    if file.startswith("tests/stack/"):
+        places = [(half, files.index(name)) for half, files in enumerate(HALVES) if name in files]
+        return places[0] if places else (1, len(HALVES[1]))
+    path = file.removeprefix("tests/")
+    return (1, len(HALVES[1]) + 1 + FORKED.index(path)) if path in FORKED else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and each half of tests/stack in one."""
+    """Keep the tests of a file in one process, in the order of the file, and each half of the long ones in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
             place = _find_half(file)
-            return f"half {place[0]} of tests/stack" if place else file
+            return f"half {place[0]}" if place else file
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
-    """Start with both halves of tests/stack, which take longest.
+    """Start with both halves, which take longest.
 
     Of the other files, those without the tiny model come first: it may still be in the making.
     """

@@ -49,7 +49,7 @@ class Series:
         kept = (self.steps >= first) & (self.steps <= last)
         return Series(self.name, self.steps[kept], self.values[kept])
 
-    @property
+    @cached_property
     def scatter(self) -> float:
         """Return the standard deviation around a level that may drift; the largest jumps do not count."""
         jumps = np.sort(np.diff(self.values) ** 2)
@@ -112,6 +112,7 @@ class Record:
     """
 
     def __init__(self, rows: Iterable[Any], evals: Iterable[Any] = (), config: Any = None) -> None:
+        self._columns: dict[str, Series] = {}
         self.rows, measured = _sort(rows), [row for row in _sort(evals) if is_number(get_value(row)) and is_whole(row)]
         self.evals = keep_last_eval_metric(measured) if measured else []
         self.config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
@@ -132,6 +133,11 @@ class Record:
 
     def column(self, name: str) -> Series:
         """Return a metric; "a/b" and "a-b" of two; "a@first", "a@peak", "a@rise": means over 5 steps to earlier."""
+        if name not in self._columns:
+            self._columns[name] = self._read_column(name)
+        return self._columns[name]
+
+    def _read_column(self, name: str) -> Series:
         if "@" in name:
             series = self.column(name.split("@")[0])
             means = np.array([series.values[max(at - 4, 0) : at + 1].mean() for at in range(len(series))])

@@ -14,6 +14,7 @@ import pytest
 from benchmarks import engine_speed, parity
 from benchmarks.random_model import shrink
 from grpo.stack.checkout import CHECKOUT
+from tests import forked
 
 pytestmark = pytest.mark.timeout(900)
 TINY = shrink(
@@ -37,12 +38,23 @@ def test_the_passes_of_an_engine_are_timed():
     assert numbers["cache_tokens"]["eager"] > 1000 and numbers["model"] == "tiny"
 
 
-def test_engine_and_actor_share_a_model():
+SHARE = """
+import json
+from dataclasses import replace
+from benchmarks.actor import share_model
+from tests.stack.test_gpu_check import SHORT, TINY
+
+if __name__ == "__main__":  # the engine's core imports this file
+    passed = share_model(0, "tiny", replace(TINY, mxfp4=True), (64, 96), (1, 4), replace(SHORT, prompt=128))
+    print(json.dumps(passed.numbers))
+"""
+
+
+def test_engine_and_actor_share_a_model(tmp_path):
     """In a process of its own: DeepSpeed leaves a group of ranks in it."""
-    call = 'share_model(0, "tiny", replace(TINY, mxfp4=True), (64, 96), (1, 4), replace(SHORT, prompt=128))'
-    code = "import json; from dataclasses import replace; from benchmarks.actor import share_model; "
-    code += f"from tests.stack.test_gpu_check import SHORT, TINY; print(json.dumps({call}.numbers))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CHECKOUT)
+    program = tmp_path / "share.py"
+    program.write_text(SHARE)
+    done = forked.run([sys.executable, str(program)], 600)
     assert done.returncode == 0, done.stderr[-5000:]
     numbers = json.loads(done.stdout.splitlines()[-1])
     assert numbers["difference_nat"] < 0.05 < numbers["without_adapter_nat"]

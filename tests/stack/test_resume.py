@@ -1,6 +1,6 @@
 """A run that is continued from a checkpoint is the run that was not interrupted, however its GPUs hold the base.
 
-An engine that is killed while it samples ends the attempt. The restart makes the same numbers.
+An engine whose core is killed while it samples ends the attempt. The restart makes the same numbers.
 
 Only real runs show that the numbers after a restart are those of an undisturbed run.
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from .runs import going, list_processes, read_lines, read_phase, train, wait_for
+from .runs import going, list_processes, read_lines, read_phase, wait_for
 
 LAST = 6  # the steps of the finished run
 SAVED, NEXT = LAST - 2, LAST - 1
@@ -27,8 +27,8 @@ SAVED, NEXT = LAST - 2, LAST - 1
 def resumed_run(finished_run, tmp_path_factory) -> Path:
     """The finished run with a damaged last checkpoint: it is kept, and the run continues from the one before.
 
-    Each rank now holds the whole base, and there are two engines. In the last step one of them is killed, and the run
-    restarts.
+    Each rank now holds the whole base, and there are two engines. In the last step the core of one is killed, and the
+    run restarts.
 
     What a kill leaves: test_loss_and_lengths.py kills a run in a step, and
     tests/grpo/checkpoint/test_kill.py one that saves, at every instant.
@@ -40,27 +40,30 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
     call = ("--resume", run_dir, "--steps", LAST)
-    said = train(*call, "--check", save_steps="2")
-    assert f"step_{LAST} is damaged" in said and f"continuing after step {SAVED}" in said
     (run_dir / "checkpoints" / f".step_{LAST}.partial" / "adapter").mkdir(parents=True)
     settings = {"save_steps": "2", "actor_shard": "none", "vllm_num_engines": "2"}
-    engines: list[int] = []
+    cores: list[int] = []
 
     def is_sampling() -> bool:
         # Looked up before: sampling is over faster than they are found.
-        if len(engines) < 2:
-            engines[:] = [pid for pid, line in list_processes(run_dir).items() if line.startswith("ray::LLMRayActor")]
+        if len(cores) < 2:
+            cores[:] = [pid for pid, line in list_processes(run_dir).items() if is_core(line)]
         return read_phase(run_dir) == ("generate", LAST)
 
     with going(*call, **settings) as run:
         wait_for(is_sampling, run.launcher)
-        os.kill(engines[0], signal.SIGSTOP)  # else it may have sampled everything before it is killed
+        os.kill(cores[0], signal.SIGSTOP)  # else it may have sampled everything before it is killed
         time.sleep(1)  # the prompts are on their way to it
-        os.kill(engines[0], signal.SIGKILL)
-    assert f"continuing after step {SAVED}" in run.output
+        os.kill(cores[0], signal.SIGKILL)
+    assert f"step_{LAST} is damaged" in run.output and f"continuing after step {SAVED}" in run.output
     assert "an engine died (pid" in run.output
     assert run.output.count("restarting from step") == 1
     return run_dir
+
+
+def is_core(line: str) -> bool:
+    """Whether a command line is that of an engine's core. Without a zygote, it sometimes has no title."""
+    return any(mark in line for mark in ("VLLM::EngineCore", "--multiprocessing-fork"))
 
 
 @pytest.mark.timeout(1500)
