@@ -13,7 +13,7 @@ from grpo.stack.machine import GB
 # The CPU stack is for the tiny models of tests. The gpt-oss models on the hub have at least 42 GB in bf16.
 LARGEST_ON_CPU = 20 * GB
 # Host memory of one process with torch and vLLM imported. CPU: forks share much, so
-# 6 take 2.8 GB, and 14 (2 engines with TP=2, 4 ranks) 4.1 GB. GPU: assumed; CUDA's host part is larger.
+# 6 take 2.5 GB, and 14 (2 engines with TP=2, 4 ranks) 4.1 GB. GPU: assumed; CUDA's host part is larger.
 _PROCESS_ON_CPU, _PROCESS = 0.5 * GB, 2 * GB
 WEIGHT, OPTIMIZER = 2, 16  # bytes per LoRA parameter: in bf16; in fp32 with two moments and a gradient
 

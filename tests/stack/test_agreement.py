@@ -81,7 +81,8 @@ def forking_cluster(executor_on_cpu):
                 yield
                 # An engine's core is the zygote's child, so it outlives its actor.
                 forks = psutil.Process(driver.pid).children(recursive=True)
-                memory = processes.find_shared_memory(fork.pid for fork in forks)
+                workers = [*forks, *raylet.children(recursive=True)]
+                memory = processes.find_shared_memory(worker.pid for worker in workers)
                 for fork in forks:
                     with suppress(psutil.NoSuchProcess):
                         fork.kill()
