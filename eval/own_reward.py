@@ -15,7 +15,7 @@ from typing import Any
 from eval.problems import EvalProblem
 from grpo.checkpoint.digests import digest_file
 from grpo.run.eval_metric import SCORE
-from grpo.run.records import TEXTS, Record, read_answer
+from grpo.run.records import CONTENT, Record, read_answer
 from grpo.stack.problem import UserError
 from reward import user_files
 from reward.settings import SettingsError
@@ -89,7 +89,7 @@ def score(samples: Sequence[Record], files: Sequence[RewardFile]) -> list[Record
         rewarded = user_reward.combine(functions, [query], [sample["prompt"]], [sample["label"]])
         numbers = {**rewarded["extra_logs"], "reward": rewarded["rewards"], "score": rewarded["scores"]}
         return {
-            **{key: value for key, value in sample.items() if key not in TEXTS},
+            **{key: value for key, value in sample.items() if key not in CONTENT},
             **read_answer(sample),
             **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
             "measure": SCORE,

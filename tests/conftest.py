@@ -30,8 +30,8 @@ HALVES = (
     ("end_to_end", "doors", "options", "resume", "two_nodes", "agreement"),
     ("evaluate", "one_gpu", "loss_and_lengths", "routing_replay", "launcher_processes", "judge_process", "gpu_check"),
 )
-# These start programs that are forked (tests/forked.py), as evaluate does. From what they are forked takes 8 seconds of
-# CPU time and 0.6 GB, so they run in the same process.
+# These start programs that are forked (tests/forked.py), as evaluate does. The server that forks them takes 8 seconds
+# of CPU time and 0.6 GB in each process, so they run in the same one.
 FORKED = (
     *("benchmarks/test_command.py", "benchmarks/test_hardware_checks.py"),
     *(f"grpo/checkpoint/test_{name}.py" for name in ("damage", "saving", "trainer_state")),
@@ -52,7 +52,7 @@ def _find_half(file: str) -> tuple[int, int] | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, in the order of the file, and each half of the long ones in one."""
+    """Keep the tests of a file in one process, in the order of the file, and each half of the long files in one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
@@ -92,9 +92,7 @@ def restore_matrix_products():
     """After each test, restore PyTorch's matrix products, which a test or an import may have replaced."""
     yield
     if cpu_matmul := sys.modules.get("grpo.model.cpu_matmul"):
-        for library in cpu_matmul.INSTALLED.values():
-            library._destroy()
-        cpu_matmul.INSTALLED.clear()
+        cpu_matmul.uninstall()
 
 
 # As gpt-oss-20b has other numbers than gpt-oss-120b: layers, experts; and, so that nothing relies on it, heads.

@@ -5,7 +5,6 @@ Each rule yields what it sees: the finding's name, its severity, the change that
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -116,7 +115,6 @@ def _stalls(run: Record, step: int) -> bool:
     return len(run.rows) >= 20 and run.has_room and is_flat
 
 
-@lru_cache(1)
 def find_falls(run: Record) -> list[Change]:
     """Return the falls of correctness that last until now, in training and held out; noise may explain them."""
     prompts = min(max(run.number("--rollout_batch_size", 8.0), 2.0), 16.0)  # batches differ by more than their prompts

@@ -125,7 +125,7 @@ def _activate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def multiply_bf16(layer: Experts, rows: ExpertRows) -> Product:
-    """Return the products with weights as vLLM loads them, bf16 ``[E, out, in]``; bit for bit the trainer's."""
+    """Return the products with weights as vLLM loads them, bf16 ``[E, out, in]``, with the trainer's operations."""
 
     def multiply(name: str, x: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         weight, bias = getattr(layer, f"{name}_weight"), getattr(layer, f"{name}_bias")

@@ -310,5 +310,5 @@ _install()
 router_capture.install()
 if current_platform.is_cpu():
     engine_base.bound_caches()
-cpu_matmul.install(torch.float64)  # a response is the same in every batch
+cpu_matmul.install(torch.float64)  # on a CPU, a response is then the same in every batch
 rendezvous.install()  # vLLM imports this module before its workers meet

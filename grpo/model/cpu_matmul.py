@@ -4,9 +4,9 @@ PyTorch uses oneDNN for bf16 products if the CPU has AVX-512, and a plain loop e
 oneDNN compiles code for each shape, which costs a tiny run 10% more CPU time and half a GB. These kernels multiply the
 same bf16 numbers, accumulate in wider ones and round to bf16 once, as a GPU does.
 
-Trainers accumulate in float32. How MKL does so depends on the number of rows, so a row in another batch would
-sometimes round to another number. Engines batch rows as they come, so they accumulate in float64, which takes twice as
-long: of 53 bits, bf16 keeps 8, and none of them depends on the batch.
+Trainers accumulate in float32. In which order MKL adds depends on the number of rows, so a row in another batch
+sometimes rounds to another number. Engines batch rows as they arrive, so they accumulate in float64, which takes twice
+as long: bf16 keeps 8 of its 53 bits, which the order practically never changes.
 """
 
 import functools
@@ -18,13 +18,24 @@ import torch
 from grpo.stack.checkout import is_cpu_stack
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
-INSTALLED: dict[torch.dtype, torch.library.Library] = {}  # keeps the kernels in place
+INSTALLED: dict[torch.dtype, torch.library.Library] = {}  # at most one, which keeps the kernels in place
 
 
 def install(wide: torch.dtype) -> None:
-    """Replace PyTorch's kernels in this process, forward and backward; nothing on a GPU stack, or a second time."""
+    """Replace PyTorch's kernels in this process, forward and backward. Does nothing on a GPU stack.
+
+    Args:
+        wide: as of :func:`replace_kernels`. Of several calls, the last one counts.
+    """
     if is_cpu_stack() and wide not in INSTALLED:
+        uninstall()
         INSTALLED[wide] = replace_kernels(wide)
+
+
+def uninstall() -> None:
+    """Restore PyTorch's kernels."""
+    while INSTALLED:
+        INSTALLED.popitem()[1]._destroy()
 
 
 def replace_kernels(wide: torch.dtype) -> torch.library.Library:
@@ -55,8 +66,11 @@ def _compute_wide(kernel: Any, wide: torch.dtype, keyset: Any, *operands: Any, *
 def _multiply_groups(
     kernel: Any, wide: torch.dtype, keyset: Any, x: torch.Tensor, weight: torch.Tensor, ends: Any = None, *more: Any
 ) -> torch.Tensor:
-    """Do the same for grouped products of rows, which PyTorch has not in float64; others accumulate in float32."""
-    if x.dtype != torch.bfloat16 or x.dim() != 2 or weight.dim() != 3:
+    """Multiply each group of rows by its matrix, since PyTorch has no grouped product in float64.
+
+    Other shapes, such as those of a gradient, go through float32.
+    """
+    if x.dtype != torch.bfloat16 or x.dim() != 2 or weight.dim() != 3 or any(more):
         return _compute_wide(kernel, torch.float32, keyset, x, weight, ends, *more)
     groups = zip(x.to(wide).tensor_split(ends[:-1].tolist()), weight.to(wide), strict=True)
     return torch.cat([rows @ matrix for rows, matrix in groups]).to(torch.bfloat16)

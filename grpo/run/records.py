@@ -16,7 +16,7 @@ What the grader says about it:
 A conversation's record has its `ending`, `messages`, `score`, `reward`, and the logs of the environment, which gave
 them.
 
-A run's records also have the `token_ids` of samples/step_N.jsonl (:mod:`grpo.run.sample_records`), and the logs of the
+A run's records also have `token_ids`, as in samples/step_N.jsonl (:mod:`grpo.run.sample_records`), and the logs of the
 reward function, from which their `correct` comes. With a reward of the user's own, `measure` is "score"
 (:mod:`grpo.run.eval_metric`), and `score` counts instead of `correct`.
 """
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 Record = dict[str, Any]
 
 _MEANS = ("truncated", "response_length", "answer_length")
-TEXTS = ("prompt", "response", "messages", "conversation", "token_ids")  # of a sample, which its grade leaves out
+CONTENT = ("prompt", "response", "messages", "conversation", "token_ids")  # of a sample, which its grade leaves out
 
 
 def grade_sample(sample: Record) -> Record:
-    """Return a sample's record with its grade, without its text."""
-    record = {key: value for key, value in sample.items() if key not in TEXTS}
+    """Return a sample's record with its grade, without its content."""
+    record = {key: value for key, value in sample.items() if key not in CONTENT}
     if "ending" in sample:
         return record | {"correct": sample["score"]}
     result = _grade(sample, sample["label"])

@@ -81,8 +81,9 @@ def forking_cluster(executor_on_cpu):
                 yield
                 # An engine's core is the zygote's child, so it outlives its actor.
                 forks = psutil.Process(driver.pid).children(recursive=True)
-                workers = [*forks, *raylet.children(recursive=True)]
-                memory = processes.find_shared_memory(worker.pid for worker in workers)
+                # The compiled engine is not forked: its processes descend from the raylet.
+                everyone = [*forks, *raylet.children(recursive=True)]
+                memory = processes.find_shared_memory(each.pid for each in everyone)
                 for fork in forks:
                     with suppress(psutil.NoSuchProcess):
                         fork.kill()

@@ -112,6 +112,7 @@ def test_each_token_of_a_greedy_answer_is_the_likeliest(finished_run, tiny_model
         for record in read_lines(finished_run / "samples" / f"{name}_0.jsonl")[:24]:
             [tokens] = record["token_ids"]
             answer = tokens[-int(record["response_length"]) :]
+            assert 0 < len(answer) < len(tokens)
             [after] = compute_distributions(model, [tokens])
             values = after[-len(answer) - 1 : -1]
             found += int((values.max(-1).values - values[torch.arange(len(answer)), answer] > 0.1).sum())

@@ -62,7 +62,7 @@ class Parts:
     """A run that was ended by SIGTERM in step 4 and continued after step 2, and a copy of what it had left.
 
     Attributes:
-        held: the bases that processes held in the end: inodes by process.
+        held: the bases that processes held in the last step: inodes by process.
     """
 
     before: Path
@@ -94,7 +94,7 @@ def parts(tiny_model, tmp_path_factory) -> Parts:
     evals = read_lines(run / "eval.jsonl")  # a part restarts once it has evaluated
     (run / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evals if row["step"] < SAVED))
     with going("--gpus", 1, "--steps", LAST, "--resume", run, **settings) as resumed:
-        wait_for(lambda: read_phase(run) == ("train", LAST), resumed.launcher)
+        wait_for(lambda: (read_phase(run) or ("", 0))[1] == LAST, resumed.launcher)
         held = list_held_bases(run)
     assert "starting Ray (1 stand-in for GPUs" in resumed.output
     assert f"continuing after step {SAVED}" in resumed.output

@@ -52,6 +52,7 @@ def resumed_run(finished_run, tmp_path_factory) -> Path:
 
     with going(*call, **settings) as run:
         wait_for(is_sampling, run.launcher)
+        assert len(cores) == 2, list_processes(run_dir)
         os.kill(cores[0], signal.SIGSTOP)  # else it may have sampled everything before it is killed
         time.sleep(1)  # the prompts are on their way to it
         os.kill(cores[0], signal.SIGKILL)
@@ -74,7 +75,7 @@ def test_metrics_equal_those_of_an_uninterrupted_run(finished_run, resumed_run):
     for row, wanted in zip(actual, expected, strict=True):
         for name in ("actor_lr", "optimizer_step", "optimizer_steps"):
             assert row[name] == wanted[name]
-        # Engines that batch requests otherwise may round a near tie to another token.
+        # A rank with the whole base rounds otherwise, and so updates the policy a little otherwise.
         for name in ("reward", "correct", "response_length", "reward_std"):
             assert row[name] == pytest.approx(wanted[name], rel=0.15, abs=0.03), (row["step"], name)
     assert [row["step"] for row in read_lines(resumed_run / "eval.jsonl")] == [0, LAST]
@@ -88,8 +89,7 @@ def test_it_draws_the_same_prompts_and_samples(finished_run, resumed_run):
         assert Counter(row["id"] for row in actual) == Counter(row["id"] for row in expected)
     # The first step after the checkpoint samples from the same policy with the same seeds.
     expected, actual = (read_lines(run / "samples" / f"step_{NEXT}.jsonl") for run in (finished_run, resumed_run))
-    same = sum(a["response"] == b["response"] for a, b in zip(actual, expected, strict=True))
-    assert same >= 0.9 * len(expected)
+    assert [row["response"] for row in actual] == [row["response"] for row in expected]
 
 
 @pytest.mark.timeout(1500)

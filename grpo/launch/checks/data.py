@@ -166,7 +166,7 @@ def _fit_sizes(args: Namespace, ranks: int, prompts: int | None) -> dict[str, in
     drawn = max(unit, drawn // unit * unit)
     rollouts = drawn * group
     batches = [size for size in range(ranks, rollouts + 1, ranks) if rollouts % size == 0]
-    batch = min(batches, key=lambda size: abs(size - args.train_batch_size))
+    batch = min(batches, key=lambda size: (abs(size - args.train_batch_size), -size))
     return {
         "n_samples_per_prompt": group,
         "rollout_batch_size": drawn,

@@ -56,7 +56,7 @@ def test_spikes_from_five_times_and_falls_at_the_peak_of_the_rate_are_watched() 
 def test_an_onset_is_told_once_and_again_when_it_is_critical() -> None:
     rows, evals, config = make(5, "diverged")
     monitor, told = Monitor(config), list[Finding]()
-    for end in range(1, len(rows) + 1, 3):
+    for end in (*range(1, len(rows), 3), len(rows)):
         told += monitor.new_onsets(rows[:end], [row for row in evals if row["step"] <= end])
     names = [(one.name, one.severity) for one in told]
     assert "instability" in dict(names) and len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""bf16 products through wider numbers are the exact products, rounded once, forwards and backwards."""
+"""bf16 products through wider numbers are the exact products, rounded once."""
 
 import pytest
 import torch
@@ -44,20 +44,21 @@ def test_a_product_is_rounded_once(replaced_kernels, name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", cpu_matmul.PRODUCTS)
-def test_other_dtypes_are_left_alone(name, dtype):
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+def test_other_dtypes_are_left_alone(name, dtype, wide):
     if name == "_grouped_mm":
         dtype = {torch.float64: torch.float16}.get(dtype, dtype)  # the dtypes that it takes
     inputs = make_operands(name, dtype)
     expected = getattr(torch, name)(*inputs)
-    library = cpu_matmul.replace_kernels(torch.float32)
+    library = cpu_matmul.replace_kernels(wide)
     product = getattr(torch, name)(*inputs)
     library._destroy()
     assert torch.equal(product, expected)
 
 
-def test_engines_give_a_row_the_same_product_in_every_batch():
-    """Through float32, a few of these two million numbers are others: MKL adds up otherwise if there are fewer rows."""
-    library = cpu_matmul.replace_kernels(torch.float64)
+@pytest.mark.parametrize("replaced_kernels", [torch.float64], indirect=True, ids=str)
+def test_engines_give_a_row_the_same_product_in_every_batch(replaced_kernels):
+    """Through float32, some of these 400,000 numbers differ on the CPUs that were tried: 10 on an AMD EPYC."""
     x, weight = torch.randn(32, 384, dtype=torch.bfloat16), torch.randn(2, 384, 4096, dtype=torch.bfloat16)
     whole, groups = x @ weight[0], torch._grouped_mm(x, weight, offs=torch.tensor([20, 32], dtype=torch.int32))
     for rows in (1, 2, 3, 5, 7, 12):
@@ -65,4 +66,10 @@ def test_engines_give_a_row_the_same_product_in_every_batch():
         few = slice(20 - rows, 20 + rows)  # as many of each group
         ends = torch.tensor([rows, 2 * rows], dtype=torch.int32)
         assert torch.equal(torch._grouped_mm(x[few], weight, offs=ends), groups[few])
-    library._destroy()
+
+
+def test_of_two_widths_the_last_one_counts(monkeypatch):
+    monkeypatch.setattr(cpu_matmul, "is_cpu_stack", lambda: True)
+    for wide in (torch.float64, torch.float32, torch.float64):
+        cpu_matmul.install(wide)
+        assert list(cpu_matmul.INSTALLED) == [wide]

@@ -80,7 +80,7 @@ def test_records_match_a_manual_evaluation(sample, tokenizer, response, expected
     assert {key: record[key] for key in graded} == graded
     assert record["response"] == response and record["token_ids"] == [[1, 2, 3, *tokens]]
     assert {key: record[key] for key in expected} == expected
-    assert records.grade_sample(record) == {key: value for key, value in record.items() if key not in records.TEXTS}
+    assert records.grade_sample(record) == {key: value for key, value in record.items() if key not in records.CONTENT}
 
 
 def test_the_grade_is_the_reward_functions(sample, tokenizer):

@@ -197,6 +197,9 @@ def test_batch_sizes_pass_if_every_rank_gets_as_much_in_whole_batches(setting) -
                 )
                 assert find(*better.values(), prompts=prompts) == [], (sizes, prompts, problem)
     assert seen == {True, False}
+    for given, nearest in ((15, 16), (6, 8), (33, 32)):
+        [problem] = find(8, 4, 2, given, 1, 4)
+        assert problem.remedy == f"set --train_batch_size {nearest}", "of two that are as near, the larger"
 
 
 @pytest.mark.parametrize(
