@@ -61,8 +61,8 @@ def _derive(known: Values) -> dict[str, Any]:
         "vllm_gpu_memory_utilization": None if known.get("colocate_all_models") else ENGINE_SHARE,
         "offload": True if known.get("experts") == "bf16" and known.get("actor_shard", ZERO3) == ZERO3 else None,
         "eval_n_samples_per_prompt": 8 if known["eval_temperature"] else 1,
-        # Each turn, and the answer after a cut thought, is a separate call; the engine has its prefix in the cache.
-        "enable_prefix_caching": bool(environment or known.get("thinking_budget")),
+        # The rollouts of a prompt share it. Each turn, and the answer after a cut thought, is a separate call.
+        "enable_prefix_caching": True,
         # Non-reentrant checkpointing fails with LoRA under ZeRO-3.
         "gradient_checkpointing_use_reentrant": known["gradient_checkpointing"],
         # The actor is its own reference; OpenRLHF wants their sizes to be equal if GPUs are shared.

@@ -120,6 +120,8 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
       prompts, and a call that continues a rollout would compute all of it again.
     - On a CPU, prompts are not split into chunks. To undo the draw of a chunked request, vLLM moves its generator's
       offset. CPU generators have none: the engine would die.
+    - On a CPU, the cache has blocks of 32 tokens, the smallest that are fast there. vLLM takes 128, and shares only
+      whole blocks, so that the rollouts of a short prompt would share nothing.
     - On a CPU, several workers are processes of vLLM's own. OpenRLHF asks for Ray's, which Ray places by their GPUs:
       vLLM 0.15 replaces them by itself, 0.29 raises ValueError.
     - CUDA graphs are captured up to the sequences that the engine decodes. For gpt-oss, vLLM captures 83 graphs, up to
@@ -138,7 +140,7 @@ def arguments(workers: int = 1, sequences: int | None = DECODED_SEQUENCES) -> di
     if _RETENTION in signature(AsyncEngineArgs).parameters:
         mine[_RETENTION] = None
     if current_platform.is_cpu():
-        mine["enable_chunked_prefill"] = False
+        mine |= {"enable_chunked_prefill": False, "block_size": 32}
         if workers > 1:
             mine["distributed_executor_backend"] = "mp"
     return mine

@@ -66,7 +66,7 @@ def test_the_defaults_are_those_of_the_run_log() -> None:
     passed = resolve_flags()
     assert parse_flags(RUN_LOG.split()).items() <= passed.items()
     assert not {"--steps", "--use_wandb", "--enforce_eager"} & passed.keys()
-    assert not {"--thinking_budget", "--answer_budget", "--enable_prefix_caching"} & passed.keys()
+    assert not {"--thinking_budget", "--answer_budget"} & passed.keys()
 
 
 def choose_value(action: argparse.Action) -> str:
@@ -122,8 +122,7 @@ def test_a_box_is_other_values_of_four_variables(tiny, gpus, shape, shard) -> No
 @pytest.mark.parametrize(
     ("words", "derived"),
     [
-        ("--thinking_budget 9 --answer_budget 9", {"--enable_prefix_caching": ""}),
-        ("--environment retrieval", {"--enable_prefix_caching": ""}),
+        ("", {"--enable_prefix_caching": ""}),
         ("--eval_temperature 0.0", {"--eval_n_samples_per_prompt": "1"}),  # greedy samples are equal
         ("--eval_temperature 0.5", {"--eval_n_samples_per_prompt": "8"}),
         ("--pipeline", {"--old_log_probs": "engine"}),
