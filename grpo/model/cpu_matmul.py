@@ -70,7 +70,7 @@ def _multiply_groups(
 
     Other shapes, such as those of a gradient, go through float32.
     """
-    if x.dtype != torch.bfloat16 or x.dim() != 2 or weight.dim() != 3 or any(more):
+    if x.dtype != torch.bfloat16 or x.dim() != 2 or weight.dim() != 3 or any(each is not None for each in more):
         return _compute_wide(kernel, torch.float32, keyset, x, weight, ends, *more)
     groups = zip(x.to(wide).tensor_split(ends[:-1].tolist()), weight.to(wide), strict=True)
     return torch.cat([rows @ matrix for rows, matrix in groups]).to(torch.bfloat16)

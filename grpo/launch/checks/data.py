@@ -152,7 +152,7 @@ def check_batches(config: Config, prompts: int | None = None) -> Iterator[Proble
 
 
 def _fit_sizes(args: Namespace, ranks: int, prompts: int | None) -> dict[str, int]:
-    """Return the sizes that a run can have: those given where they divide, smaller ones or the nearest batch if not.
+    """Return the sizes that a run can have: those given if they divide, else smaller ones, or the nearest batch.
 
     Each rank gets as many rollouts as the others, in whole batches and micro-batches.
     """
